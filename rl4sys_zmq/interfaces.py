@@ -289,7 +289,7 @@ class EventSink(Protocol):
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Record the training metrics of a client: numbers by name, and the episodes that ended."""
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """Record an event, such as the start of the learner. The fields are JSON values."""
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:

@@ -46,6 +46,7 @@ CORE = (
         "interfaces",
         "immutable",
         "native",
+        "machine",
     ),
     ("values",),
     ("config", "wire", "weights"),

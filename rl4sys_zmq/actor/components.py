@@ -361,6 +361,7 @@ def why_pure(config: AgentConfig) -> str:
         "a sidecar": config.sidecar,
         f"inference: {config.inference}": config.inference != "local",
         "image codecs": config.images is not None,
+        "report_system": config.report_system,
     }
     missing = [what for what, wanted in lacks.items() if wanted]
     default = default_form()

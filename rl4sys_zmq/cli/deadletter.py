@@ -28,6 +28,7 @@ from rl4sys_zmq.wire.messages import Submit
 
 MAX_LETTER_BYTES = 1 << 28
 MAX_SEGMENTS_SHOWN = 16
+NAME_CHARS = 16
 _LENGTH = struct.Struct("<I")
 _COLUMNS = ("rewards", "log_probs", "versions", "masks")
 
@@ -39,16 +40,23 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
         print_line(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
         return
     if letters:
-        width = max(6, *(len(letter.client_id) for _, letter in letters))
-        print_line(f"{'n':>4}  {'when (UTC)':<19}  {'client':<{width}}  {'actor':<8}  {'seq':>8}  {'bytes':>7}  reason")
-        for n, letter in letters:
-            line = f"{n:>4}  {_when(letter)}  {letter.client_id:<{width}}  {letter.actor_id[:8]:<8}  {letter.seq:>8}"
-            print_line(printable(f"{line}  {byte_text(letter.nbytes):>7}  {letter.reason}"))
+        names = [(_short(letter.client_id), _short(letter.actor_id)) for _, letter in letters]
+        widths = [max(map(len, column)) for column in zip(("client", "actor"), *names, strict=True)]
+        print_line(f"{'n':>4}  {'when (UTC)':<19}  {'client':<{widths[0]}}  {'actor':<{widths[1]}}  {'seq':>6}  {'bytes':>7}")
+        for (n, letter), (client, actor) in zip(letters, names, strict=True):
+            line = f"{n:>4}  {_when(letter)}  {client:<{widths[0]}}  {actor:<{widths[1]}}  {letter.seq:>6}"
+            print_line(printable(f"{line}  {byte_text(letter.nbytes):>7}"))
+            print_line(printable(f"{'':>4}  {letter.reason}"))
         print_line(f"to print one: rl4sys-learner deadletter {run} --show N")
     else:
         print_line("no dead letters" + (f" of client {client_id}" if client_id is not None else ""))
     if undescribed:
         print_line(f"{len(undescribed)} more without a readable description; to print one: --show PATH, such as {undescribed[0]}")
+
+
+def _short(name: str) -> str:
+    """Return a name of at most 16 characters, with an ellipsis for what is left out."""
+    return name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}\u2026"
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset, planned_policy
 from rl4sys_zmq.child_process import ChildProcess, end_text
 from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
-from rl4sys_zmq.cli.progress import make_progress
+from rl4sys_zmq.cli.progress import ReturnTrend, make_progress
 from rl4sys_zmq.cli.serve import await_status, fresh_run_dir, print_saved_at_stop, warm_up
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
@@ -30,6 +30,7 @@ from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.logs import outlive_output
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
+from rl4sys_zmq.ops.report import span_text
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
 
@@ -97,7 +98,7 @@ def demo(options: DemoOptions) -> int:
                 warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
                 outcome.update(report, task)
-                progress.show(report, _note(elapsed_s, task, options))
+                progress.show(report, _note(elapsed_s, task, options, outcome.left(task, options, elapsed_s)))
                 if outcome.done(options) or elapsed_s >= options.max_seconds:
                     break
         actors.stop()
@@ -215,6 +216,18 @@ class DemoProgress:
         self.reached_steps: int | None = None  # the number of steps at which the target was reached, or None before that
         # the entry of the trained policy in the newest status report. Empty before the report has one
         self.client: Mapping[str, Any] = {}
+        self.trend: ReturnTrend | None = None
+
+    def left(self, task: DemoTask, options: DemoOptions, now: float) -> str:
+        """Return the estimated time until the end, as text; empty if it is unknown."""
+        if task.target is None or not self.client:
+            return ""
+        if self.reached_steps is not None:
+            steps = 2 * self.reached_steps - self.client["steps"]
+            rate = self.client["steps_per_s"]
+            return f"about {span_text(steps / rate)} left" if options.hold and steps > 0 and rate > 0 else ""
+        self.trend = self.trend or ReturnTrend(task.target)
+        return self.trend.left(self.client["mean_return"], now)
 
     def update(self, report: Mapping[str, Any], task: DemoTask) -> None:
         """Update the progress. Raise `ClientFailed` if the training has failed."""
@@ -245,9 +258,11 @@ def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterat
         check_signals()
 
 
-def _note(elapsed_s: float, task: DemoTask, options: DemoOptions) -> str:
+def _note(elapsed_s: float, task: DemoTask, options: DemoOptions, left: str) -> str:
     goal = f"target {task.target:g}" if task.target is not None else "no known target"
-    return f"{elapsed_s:.1f} of {options.max_seconds:g} s, {goal}" if elapsed_s else "waiting for the actors to join"
+    if not elapsed_s:
+        return "waiting for the actors to join"
+    return ", ".join(filter(None, (f"{elapsed_s:.1f} of {options.max_seconds:g} s", goal, left)))
 
 
 def summarise(task: DemoTask, options: DemoOptions, run_dir: Path, outcome: DemoProgress) -> int:

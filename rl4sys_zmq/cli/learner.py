@@ -293,15 +293,33 @@ def deadletter(run: Path, show: str | None, client: str | None, json: bool, clea
     help="The picture, which is replaced; its suffix determines the format.  [default: the first free name of curve.png, "
     "curve-2.png, ...]",
 )
+@option("--what", type=click.Choice(["returns", "system"]), default="returns", help="system: processors, memory, disk, network.")
+@option(
+    "--group",
+    type=click.Choice(["client", "seed"]),
+    help="client: one line for the runs of a client that differ in the seed only. seed: a line for each run.  [default: client]",
+)
+@option("--window", type=click.IntRange(1), help="Number of episodes in the moving mean.  [default: 100]")
+@option("--x", type=click.Choice(["steps", "time", "updates"]), help="The axis.  [default: steps and time, side by side]")
 @option("--target", type=float, help="Draw a line at this return.")
-def plot(runs: tuple[Path, ...], output: Path | None, target: float | None) -> None:
+@option("--csv", type=FILE, metavar="FILE", help="Also write the curve of each run as a table, which replaces the file.")
+def plot(runs: tuple[Path, ...], output: Path | None, what: str, csv: Path | None, **options: Any) -> None:
     """Draw the learning curves of run directories into one picture.
 
-    Training that was undone is left out, and so is the time during which no learner ran.
-    """
-    from rl4sys_zmq.cli.status import plot as run
+    Training that was undone is left out, and so is the time during which no learner ran. A client without episodes has its mean
+    reward per step.
 
-    run(runs, output, target)
+    Runs of one client become one line: the mean of their moving means, in a band from the lowest to the highest. Values between
+    two episodes are interpolated. Where some runs have ended, mean and band are those of the others, and the line is dotted.
+    """
+    from rl4sys_zmq.cli.plot import plot_returns, plot_system
+
+    if what == "returns":
+        plot_returns(runs, output, csv, **options)
+        return
+    if given := [name for name, value in options.items() if value is not None]:
+        raise click.UsageError(f"--{given[0]} applies to --what returns")
+    plot_system(runs, output, csv)
 
 
 @main.command()

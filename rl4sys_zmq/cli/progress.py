@@ -15,10 +15,11 @@ from time import strftime
 from typing import Any
 
 from rl4sys_zmq.cli.app import configure_logging, print_line
-from rl4sys_zmq.ops.report import ClientStatusRow, client_rows
+from rl4sys_zmq.ops.report import ClientStatusRow, client_rows, span_text
 from rl4sys_zmq.resource import Resource
 
 RATE_WINDOW_S = 3.0
+TREND_S, LEAST_TREND_S = 15.0, 3.0
 REFRESH_S = 0.25
 LINES_S = 3.0
 FREQUENT_LINES, LATER_LINES_S = 20, 60.0
@@ -34,10 +35,12 @@ class StatusDisplay(Resource):
     def show(self, report: Mapping[str, Any], note: str = "") -> None:
         """Show a status report and a note. The display limits how often it prints, so call this at any rate."""
         now = time.monotonic()
-        self._show([replace(row, steps_per_s=self._rate(row, now)) for row in client_rows(report)], note)
+        rows = [replace(row, steps_per_s=self._rate(row, now)) for row in client_rows(report)]
+        self._show(rows, {row.client_id: _left(row, report["clients"][row.client_id]) for row in rows}, note)
 
     @abstractmethod
-    def _show(self, rows: list[ClientStatusRow], note: str) -> None: ...
+    def _show(self, rows: list[ClientStatusRow], left: Mapping[str, str], note: str) -> None:
+        """Show the rows. `left` has the time until the end of a client's schedule, by client; empty if it is unknown."""
 
     def _rate(self, row: ClientStatusRow, now: float) -> float:
         """Return the steps per second of a client over the last 3 seconds. `now` is the monotonic time."""
@@ -52,6 +55,34 @@ class StatusDisplay(Resource):
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""
+
+
+def _left(row: ClientStatusRow, client: Mapping[str, Any]) -> str:
+    """Return the time until the end of the client's schedule at its present rate, as text; empty if it is unknown."""
+    total = client.get("parameters", {}).get("total_steps") or 0
+    if row.state != "running" or row.steps >= total or row.steps_per_s <= 0:
+        return ""
+    return f"about {span_text((total - row.steps) / row.steps_per_s)} to {total:,} steps"
+
+
+class ReturnTrend:
+    """An estimate of the time at which a mean return reaches a target, if it goes on as in the last 15 s."""
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def left(self, mean_return: float | None, now: float) -> str:
+        """Return the time until the target as text; empty if the return does not grow, or for the first 3 s."""
+        if mean_return is None:
+            return ""
+        self._seen.append((now, mean_return))
+        while now - self._seen[0][0] > TREND_S:
+            self._seen.popleft()
+        began, first = self._seen[0]
+        if now - began < LEAST_TREND_S or not first < mean_return < self._target:
+            return ""
+        return f"about {span_text((self._target - mean_return) / (mean_return - first) * (now - began))} at this pace"
 
 
 def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> StatusDisplay:
@@ -72,7 +103,7 @@ class _LineDisplay(StatusDisplay):
         self._said: dict[str, tuple[float, ClientStatusRow]] = {}
         self._lines: Counter[str] = Counter()
 
-    def _show(self, rows: list[ClientStatusRow], note: str) -> None:
+    def _show(self, rows: list[ClientStatusRow], left: Mapping[str, str], note: str) -> None:
         now = time.monotonic()
         for row in rows:
             at, last = self._said.get(row.client_id, (0.0, None))
@@ -84,7 +115,7 @@ class _LineDisplay(StatusDisplay):
                 self._said[row.client_id] = now, row
                 self._lines[row.client_id] += 1
                 stamp = strftime("%Y-%m-%d %H:%M:%S")
-                text = f"{stamp} {row.line()}" + (f"; {note}" if note else "")
+                text = "; ".join(filter(None, (f"{stamp} {row.line()}", left[row.client_id], note)))
                 if not sys.stdout.isatty():  # `print_line` knows the width of a terminal
                     text = textwrap.fill(text, LINE_COLUMNS, subsequent_indent=" " * 4, break_on_hyphens=False)
                 print_line(text)
@@ -114,10 +145,10 @@ class _TableDisplay(StatusDisplay):
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._live.start()
         self._drawn_at = 0.0
-        self._last: tuple[list[ClientStatusRow], str] = ([], "")
+        self._last: tuple[list[ClientStatusRow], Mapping[str, str], str] = ([], {}, "")
 
-    def _show(self, rows: list[ClientStatusRow], note: str) -> None:
-        self._last = rows, note
+    def _show(self, rows: list[ClientStatusRow], left: Mapping[str, str], note: str) -> None:
+        self._last = rows, left, note
         now = time.monotonic()
         if now - self._drawn_at >= REFRESH_S:
             self._drawn_at = now
@@ -128,7 +159,7 @@ class _TableDisplay(StatusDisplay):
         from rich.table import Table
         from rich.text import Text
 
-        rows, note = self._last
+        rows, left, note = self._last
         cells = [row.cells() for row in rows]
         headings = list(cells[0]) if cells else []
         columns = zip(headings, *(texts.values() for texts in cells), strict=True)
@@ -143,7 +174,8 @@ class _TableDisplay(StatusDisplay):
                 table.add_row(*map(Text, texts.values()), style=_style(row))
             body = [table]
         errors = [Text(f"{row.client_id} FAILED: {row.error}", style="bold red") for row in rows if row.error]
-        notes = [Text(note, style="dim")] if note else []
+        spans = [f"{client_id}: {text}" for client_id, text in left.items() if text]
+        notes = [Text(text, style="dim") for text in (*spans, note) if text]
         self._live.update(Group(*body, *errors, *notes), refresh=True)
 
     def close(self) -> None:

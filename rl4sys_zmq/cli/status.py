@@ -1,23 +1,21 @@
-"""The commands ``rl4sys-learner status``, ``doctor`` and ``plot``."""
+"""The commands ``rl4sys-learner status`` and ``doctor``."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import ALARMS, FAILED, print_line, require
+from rl4sys_zmq.cli.app import ALARMS, FAILED, print_line
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, RefusalReason
 from rl4sys_zmq.logs import printable
-from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
 from rl4sys_zmq.ops.doctor import STAGES, diagnose
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.requests import request_status
@@ -71,30 +69,6 @@ def _lines(report: Mapping[str, Any], width: int | None = None) -> list[str]:
     except (LookupError, TypeError, ValueError) as exc:
         remedy = "this version cannot read the status; print it with --json, or use the same version on both sides"
         raise ProtocolError(RefusalReason.MALFORMED, remedy) from exc
-
-
-def plot(runs: Sequence[Path], output: Path | None, target: float | None) -> None:
-    """Draw the learning curves of run directories into one picture, and print a line for each curve."""
-    require("learner", "matplotlib")
-    curves = [curve for run in runs for curve in read_curves(run)]
-    if not curves:
-        remedy = "without episodes, see charts/mean_reward in TensorBoard"
-        raise ConfigError(f"no episode has ended in {', '.join(map(str, runs))}; {remedy}")
-    output = output if output is not None else _free_name(Path("curve.png"))
-    draw_curves(curves, output, target=target)
-    for curve in curves:
-        mean = moving_mean(curve.returns)[-1]
-        last = min(WINDOW, len(curve.returns))
-        print_line(
-            f"{curve.label}: {len(curve.returns):,} episodes, {curve.steps[-1]:,.0f} steps, mean of the last {last}: {mean:.1f}"
-        )
-    print_line(f"wrote {output}")
-
-
-def _free_name(path: Path) -> Path:
-    """Return the first of ``NAME.png``, ``NAME-2.png``, ``NAME-3.png``, ... that does not exist."""
-    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
-    return next(free for free in itertools.chain([path], others) if not free.exists())
 
 
 def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s: float) -> int:

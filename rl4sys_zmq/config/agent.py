@@ -116,6 +116,9 @@ class AgentConfig(PolicyOptions, ProcessConfig):
     is ignored."""
     reward_timeout_s: float = option(number(0), 60.0)
     """Longest time that a segment which ended without the host's request waits for rewards that are still missing, in seconds."""
+    report_system: bool = option(flag, False)
+    """True: send the processor time, memory, disk and network of this process and its machine to the learner every 10 s, for
+    its status and its log. It needs psutil."""
     keys: Path | None = option(optional(path), None)
     """The actor's key file, created by ``rl4sys-learner keys DIR --user NAME``. Default: no encryption. The learner must then
     run without keys too."""

@@ -192,6 +192,9 @@ class LearnerConfig(LearnerAndRelayOptions, ProcessConfig):
     weights: WeightsConfig = option(WeightsConfig.read, WeightsConfig())
     """Encoding of weights, for options that neither a client's entry nor its first actor sets. The defaults are ``fp32`` and
     the level ``auto``."""
+    system_every_s: float = option(number(0), 10.0)
+    """Time between two records of the processor time, memory, disk and network of the learner and its workers, in seconds. It
+    needs psutil. 0: no records."""
     lease_s: float = option(number(0, above=True), 30.0)
     """Time without a message from an actor after which the actor no longer counts towards `max_actors`, in seconds."""
     idle_client_s: float = option(number(0, above=True), 60.0)

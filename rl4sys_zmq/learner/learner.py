@@ -35,6 +35,7 @@ from rl4sys_zmq.learner.run.resume import (
     return_to_checkpoint,
 )
 from rl4sys_zmq.learner.run.run_loggers import LoggerThread, close_s, describe_run, logger_entries
+from rl4sys_zmq.learner.run.system import SystemThread
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
@@ -88,6 +89,7 @@ class Learner(Resource):
         self._alarms: AlarmSender | None = None
         self._loggers: list[LoggerThread] = []
         self._memory: MemoryLimitThread | None = None
+        self._system: SystemThread | None = None
         self._closed = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -156,6 +158,11 @@ class Learner(Resource):
                 if self.config.max_memory_bytes is not None:
                     self._memory = MemoryLimitThread(self.config.max_memory_bytes, gateway.relieve, gateway.stop)
                     self._memory.start()
+                if self.config.system_every_s:
+                    self._system = SystemThread(
+                        self.config.system_every_s, self.config.run_dir, gateway.system_workers, gateway.note_system
+                    )
+                    self._system.start()
             except BaseException:
                 self._end()
                 raise
@@ -421,12 +428,14 @@ class Learner(Resource):
 
     def _end(self) -> None:
         gateway, recorder, journal, memory = self._gateway, self._recorder, self._journal, self._memory
+        system, self._system = self._system, None
         self._gateway = self._recorder = self._journal = self._memory = None
         authenticator, self._authenticator = self._authenticator, None
         alarms, self._alarms = self._alarms, None
         loggers, self._loggers = self._loggers, []
-        if memory is not None:
-            memory.stop()
+        for thread in (memory, system):
+            if thread is not None:
+                thread.stop()
         deadline = time.monotonic() + self.config.shutdown_timeout_s
         if gateway is not None:
             gateway.stop()
@@ -439,6 +448,8 @@ class Learner(Resource):
                     atexit.register(worker.join, EXIT_TIMEOUT_S)  # torch aborts a process that exits during an update
         if memory is not None:
             memory.join(RELIEF_S)
+        if system is not None:
+            system.join(RELIEF_S)
         if authenticator is not None:
             authenticator.close()
         for part in (alarms, journal, recorder):

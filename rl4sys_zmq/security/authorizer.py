@@ -98,7 +98,8 @@ class Authorizer:
             return {client_id: part for client_id, part in by_client.items() if user.may_act_for(client_id)}
 
         relays = [{**relay, "children": own(relay["children"])} for relay in report.get("relays", ())]
-        return {**report, "clients": own(report.get("clients", {})), "relays": relays}
+        system = [record for record in report.get("system", ()) if user.may_act_for(record["client_id"])]
+        return {**report, "clients": own(report.get("clients", {})), "relays": relays, "system": system}
 
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:

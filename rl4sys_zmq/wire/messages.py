@@ -220,6 +220,32 @@ class FollowWeights(ToLearner):
 
 
 @immutable
+class ActorReport(ToLearner):
+    """The figures of an actor's process and of its machine, which an actor with ``report_system`` sends every 10 s.
+
+    Attributes:
+        host: Name of the machine.
+        cpu: Cores that the process uses, such as 1.5.
+        host_cpu: Part of all cores of the machine that is used, from 0 to 1.
+        disk_free_bytes: Of the disk with the spool, or else with the working directory.
+        net_sent_bytes_s, net_received_bytes_s: Bytes per second of the machine, over all networks but the loopback.
+    """
+
+    KIND: ClassVar[int] = 9
+    host: str
+    pid: int
+    cpu: float
+    rss_bytes: int
+    threads: int
+    host_cpu: float
+    host_memory_bytes: int
+    host_memory_free_bytes: int
+    disk_free_bytes: int
+    net_sent_bytes_s: float
+    net_received_bytes_s: float
+
+
+@immutable
 class Welcome(ToActor):
     """The answer to an accepted `Hello`. It opens the session and contains all settings that the actor needs.
 
@@ -430,6 +456,7 @@ Message = (
     | FetchWeights
     | StatusRequest
     | FollowWeights
+    | ActorReport
     | Bye
     | OperatorCommand
     | Welcome

@@ -98,7 +98,7 @@ def test_version(group: click.Group) -> None:
 def test_a_plot_without_a_name_replaces_no_file(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "run").mkdir()
-    episode = {"t": 1.0, "event": "metrics", "client_id": "luna", "scalars": {}, "episodes": [[10, 5.0, 10]]}
+    episode = {"t": 1.0, "event": "metrics", "client_id": "luna", "update": 1, "scalars": {}, "episodes": [[10, 5.0, 10]]}
     (tmp_path / "run" / "log.jsonl").write_text(json.dumps(episode) + "\n")
     (tmp_path / "curve.png").write_text("mine")
     for name in ("curve-2.png", "curve-3.png"):

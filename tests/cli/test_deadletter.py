@@ -52,13 +52,13 @@ def test_letters_are_listed_oldest_first(tmp_path: Path) -> None:
         letter(tmp_path, client, seq)
     lines = output(deadletter(tmp_path)).splitlines()
     assert lines[1].split() == [
-        *("1", "2023-11-14", "22:13:21", "mars", "3f2a9c41", "1", lines[1].split()[6], "B"),
-        *("a", "reward", "is", "not", "finite"),
+        *("1", "2023-11-14", "22:13:21", "mars", "3f2a9c41aaaa", "1", lines[1].split()[6], "B"),
     ]
-    assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
-    assert all(len(line) < 100 for line in lines[:-1])
+    assert lines[2].strip() == "a reward is not finite"
+    assert [line.split()[0] for line in lines[1:6:2]] == ["1", "2", "3"]
+    assert all(len(line) <= 80 for line in lines[:-1])
     only = output(deadletter(tmp_path, "--client", "luna")).splitlines()
-    assert [line.split()[0] for line in only[1:3]] == ["2", "3"]  # the numbers stay the same
+    assert [line.split()[0] for line in only[1:4:2]] == ["2", "3"]  # the numbers stay the same
     assert "no dead letters of client nobody" in output(deadletter(tmp_path, RL4SYS_LEARNER_DEADLETTER_CLIENT="nobody"))
     listed = json.loads(output(deadletter(tmp_path, "--json")))
     assert [(entry["n"], entry["client_id"], entry["seq"]) for entry in listed] == [
@@ -155,7 +155,7 @@ def test_control_characters_are_escaped(tmp_path: Path) -> None:
     for text in (output(deadletter(tmp_path)), output(deadletter(tmp_path, "--show", 1)), output(deadletter(tmp_path, "--json"))):
         assert not set(text) & set("\x1b\x07\u202e")
         assert "red" in text
-    assert output(deadletter(tmp_path)).count("\n") == 3
+    assert output(deadletter(tmp_path)).count("\n") == 4
 
 
 def test_letters_that_nobody_described_are_counted_and_cleared(tmp_path: Path) -> None:
@@ -188,3 +188,9 @@ def test_letters_that_nobody_described_are_counted_and_cleared(tmp_path: Path) -
 def test_wrong_usage_is_one_line_and_2(tmp_path: Path, arguments: list[str], words: str) -> None:
     letter(tmp_path / "run")
     assert words in refused(deadletter(*arguments))
+
+
+def test_long_names_are_cut(tmp_path: Path) -> None:
+    letter(tmp_path, "l" * 60, 12_345_678, actor_id="a" * 60)
+    _, row, reason, _ = output(deadletter(tmp_path)).splitlines()
+    assert len(row) <= 80 and f"{'l' * 15}\u2026  {'a' * 15}\u2026" in row and reason == "      a reward is not finite"

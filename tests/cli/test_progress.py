@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.cli import progress
-from rl4sys_zmq.cli.progress import make_progress
+from rl4sys_zmq.cli.progress import ReturnTrend, make_progress
 
 
 class Clock:
@@ -97,3 +97,27 @@ def test_a_table_fits_its_terminal_and_shows_a_failure(monkeypatch: pytest.Monke
     for expected in ("luna", "1,234", "FAILED", "it broke", "a note"):
         assert expected in text
     assert "…" not in text
+
+
+def test_a_schedule_of_known_length_has_the_time_that_is_left(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with make_progress(every_s=1.0) as shown:
+        for second in range(6):
+            clock.now = 1000.0 + second
+            known = report(100 * second)
+            known["clients"]["luna"]["parameters"] = {"total_steps": 60_500}
+            shown.show(known, "a note")
+        line = " ".join(capsys.readouterr().out.split("\n")[-3:])
+        assert "; about 10 min to 60,500 steps; a note" in " ".join(line.split())
+        for parameters in ({"total_steps": 500}, {"total_steps": None}, {}):
+            clock.now += 1
+            known = report(int(100 * (clock.now - 1000)))
+            known["clients"]["luna"]["parameters"] = parameters
+            shown.show(known)
+            assert "about" not in capsys.readouterr().out
+
+
+def test_a_growing_return_has_an_estimate_of_the_time_to_its_target() -> None:
+    trend = ReturnTrend(100.0)
+    found = [trend.left(mean, now) for now, mean in ((0.0, None), (1.0, 10.0), (3.0, 20.0), (5.0, 30.0), (11.0, 60.0))]
+    assert found == ["", "", "", "about 14 s at this pace", "about 8.0 s at this pace"]
+    assert trend.left(60.0, 40.0) == "" and trend.left(50.0, 44.0) == "" and trend.left(100.0, 45.0) == ""

@@ -125,7 +125,7 @@ class Events(NullEventSink):
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         self.names.append(name)
 
 

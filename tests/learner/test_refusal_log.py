@@ -14,7 +14,7 @@ class Events(NullEventSink):
     def __init__(self) -> None:
         self.noted: list[dict[str, Any]] = []
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         assert name == "hello_refused"
         self.noted.append(fields)
 

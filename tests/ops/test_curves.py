@@ -1,5 +1,6 @@
-"""Learning curves: the moving mean, the values that are read from a log, and the picture."""
+"""Learning curves: the moving mean, the values that are read from a log, groups of runs, tables and pictures."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
-from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
+from rl4sys_zmq.ops.curves import WINDOW, draw_curves, group_curves, moving_mean, read_curves, write_curves
 
 
 def metrics(t: float, *episodes: tuple[float, float], client: str = "luna", lag: float | None = None) -> dict[str, Any]:
@@ -145,3 +146,86 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         draw_curves(curves, tmp_path / "curve.what")
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         draw_curves(curves, tmp_path / "nowhere" / "curve.png")
+
+
+def seeded(folder: Path, seed: int, returns: list[float], **learner: Any) -> Path:
+    """Write a run of the client luna with one episode for each return, every 10 steps and 1 s."""
+    rows = [{**metrics(float(n), (10 * n, total)), "update": n} for n, total in enumerate(returns, 1)]
+    run = write_log(folder / f"run-{seed}", *rows)
+    (run / "config.json").write_text(json.dumps({"seed": seed, "clients": {"luna": {}}, **learner}))
+    return run
+
+
+def test_runs_that_differ_in_the_seed_only_are_one_group(tmp_path: Path) -> None:
+    runs = [seeded(tmp_path, seed, [1.0, 3.0]) for seed in (1, 2)]
+    other = seeded(tmp_path, 3, [5.0], algorithms={"PPO": {"gamma": 0.5}})
+    curves = [curve for run in (*runs, other) for curve in read_curves(run)]
+    assert [curve.seed for curve in curves] == [1, 2, 3]
+    together, alone = group_curves(curves, "client")
+    assert together.label == "run, 2 runs: mean, lowest to highest" and [c.run for c in together.curves] == ["run-1", "run-2"]
+    assert alone.label == "run-3"
+    assert [group.label for group in group_curves(curves, "seed")] == [f"luna, seed {seed}" for seed in (1, 2, 3)]
+
+
+def test_the_seed_of_a_client_goes_before_that_of_the_learner(tmp_path: Path) -> None:
+    entry = {"luna": {"algorithm_parameters": {"seed": 9, "gamma": 0.5}}}
+    (curve,) = read_curves(seeded(tmp_path, 1, [1.0], clients=entry))
+    (other,) = read_curves(seeded(tmp_path, 2, [1.0], clients={"luna": {"algorithm_parameters": {"gamma": 0.5}}}))
+    assert (curve.seed, other.seed) == (9, 2) and curve.settings == other.settings
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", "{"])
+def test_a_run_without_a_readable_configuration_has_no_seed(tmp_path: Path, content: str | None) -> None:
+    run = write_log(tmp_path / "run", metrics(1.0, (10, 1.0)))
+    if content is not None:
+        (run / "config.json").write_text(content)
+    (curve,) = read_curves(run)
+    assert curve.seed is None and group_curves([curve], "seed")[0].label == "run"
+
+
+def test_a_band_is_interpolated_and_ends_with_each_run(tmp_path: Path) -> None:
+    runs = (seeded(tmp_path, 1, [0.0, 10.0, 20.0]), seeded(tmp_path, 2, [4.0, 4.0, 4.0, 4.0, 4.0]))
+    (group,) = group_curves([curve for run in runs for curve in read_curves(run)], "client")
+    for axis, unit in (("steps", 10.0), ("updates", 1.0)):
+        grid, (rising, flat) = group.band(axis, 1)
+        assert (grid[0], grid[-1]) == (unit, 5 * unit) and set(flat) == {4.0}
+        inside = grid <= 3 * unit
+        assert np.allclose(rising[inside], 10 * (grid[inside] / unit - 1)) and np.isnan(rising[~inside]).all()
+    _, (mean, _) = group.band("time", 2)
+    assert np.nanmax(mean) == pytest.approx(15.0, abs=0.1)
+
+
+@pytest.mark.parametrize("axis", ["steps", "time", "updates"])
+def test_groups_are_drawn_over_each_axis(tmp_path: Path, axis: str) -> None:
+    curves = [curve for seed, n in ((1, 30), (2, 50)) for curve in read_curves(seeded(tmp_path, seed, [float(n)] * n))]
+    draw_curves(group_curves(curves, "client"), tmp_path / "curves.svg", axes=[axis], window=7)
+    drawn = (tmp_path / "curves.svg").read_text()
+    for words in ("run, 2 runs: mean, lowest to highest", "where some of these runs have ended", "mean of 7"):
+        assert words in drawn
+
+
+def test_a_client_without_episodes_has_its_reward_per_step(tmp_path: Path) -> None:
+    def report(t: float, step: int, reward: float) -> dict[str, Any]:
+        return {**metrics(t), "step": step, "update": step // 10, "scalars": {"charts/mean_reward": reward}}
+
+    rows = (report(1.0, 10, 0.5), report(2.0, 30, 0.7), ready(3.0, 20), report(4.0, 25, 0.6))
+    run = write_log(tmp_path / "run", *rows, metrics(5.0, (9, 9.0), client="sol"))
+    luna, sol = read_curves(run)
+    assert luna.per_step and not sol.per_step
+    assert (luna.returns.tolist(), luna.steps.tolist(), luna.updates.tolist()) == ([0.5, 0.6], [10, 25], [1, 2])
+    assert luna.mean(100).tolist() == [0.5, 0.6]
+    draw_curves([luna, sol], tmp_path / "curves.svg", target=3.0)
+    assert "mean reward of the last 10,000 steps" in (tmp_path / "curves.svg").read_text()
+
+
+def test_the_table_has_each_episode(tmp_path: Path) -> None:
+    groups = group_curves(read_curves(seeded(tmp_path, 7, [1.0, 3.0, 5.0])), "client")
+    write_curves(groups, tmp_path / "curve.csv", window=2)
+    with (tmp_path / "curve.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["run"], row["seed"], row["steps"], row["updates"]) for row in rows] == [
+        ("run-7", "7", f"{10 * n}.0", f"{n}.0") for n in (1, 2, 3)
+    ]
+    assert [(float(row["value"]), float(row["mean"])) for row in rows] == [(1.0, 1.0), (3.0, 2.0), (5.0, 4.0)]
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
+        write_curves(groups, tmp_path / "nowhere" / "curve.csv")

@@ -119,7 +119,7 @@ class _EventSink(NullEventSink):
     def __init__(self, wrong: Callable[[str, str], None]) -> None:
         self._wrong = wrong
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         if name == "alarm" and fields["alarm"] in (STALLED, CREDIT_CORRECTED):
             self._wrong("stalled" if fields["alarm"] == STALLED else "transit", fields["text"])
         elif name == "client_failed":

@@ -90,6 +90,7 @@ def build() -> dict[str, m.Message | t.ThreadMessage]:
         m.FetchWeights(GENERATION, 3),
         m.StatusRequest(7),
         m.FollowWeights("cart", "tcp://10.0.0.5:50061", 16, GENERATION),
+        m.ActorReport("edge-1", 4121, 1.5, 1 << 28, 12, 0.25, 1 << 34, 1 << 33, 1 << 40, 1000.0, 2.5e6),
         m.Bye(),
         m.OperatorCommand("set", "cart", "a1", {"learning_rate": 0.001}),
         m.Welcome(

@@ -201,6 +201,7 @@ const std::vector<Row>& rows() {
          "the C++ client takes its weights from the learner; give an empty list, or use the Python actor")},
         {{"inference"}, {}, only({"local"},
          "the C++ client acts by its own copy of the policy; give local, or use the Python actor")},
+        {{"report_system"}, {}, only({false}, "the C++ client does not report; give false, or use the Python actor")},
         {{"sidecar"}, {}, only({false}, "the C++ client keeps its sockets in this process; give false, or use the Python actor")},
         {{"image_codec"}, {}, only({"off"}, "the C++ client sends no images; give off, or use the Python actor")},
         {{"plugins"}, {}, only({json::array()},

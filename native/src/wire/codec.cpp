@@ -47,6 +47,9 @@ constexpr Message kMessages[] = {
     {Kind::bye, "Bye", false, ""},
     {Kind::operator_command, "OperatorCommand", false, "command:text client_id:text actor_id:text? values:map?"},
     {Kind::follow_weights, "FollowWeights", false, "client_id:text relay:text? children? generation?"},
+    {Kind::actor_report, "ActorReport", false,
+     "host:text pid cpu:number rss_bytes threads host_cpu:number host_memory_bytes host_memory_free_bytes disk_free_bytes "
+     "net_sent_bytes_s:number net_received_bytes_s:number"},
     {Kind::welcome, "Welcome", true,
      "policy_id:id topic:id journal_id gap generation version digest:hash spec:map pub:text received durable "
      "accepted_steps algorithm_name:text algorithm_type:text rollout_length max_policy_lag:lag on_lag:text "

@@ -13,7 +13,7 @@ namespace rl4sys::wire {
 using Frames = std::vector<std::string_view>;
 
 enum class Kind : std::uint8_t {
-    hello = 1, submit, heartbeat, fetch_weights, status_request, bye, operator_command, follow_weights,
+    hello = 1, submit, heartbeat, fetch_weights, status_request, bye, operator_command, follow_weights, actor_report,
     welcome = 17, ack, refused, weights_reply, status_reply, beacon, operator_command_done, weights_source,
 };
 

@@ -6,6 +6,7 @@ thread replaces as a whole, without a lock. The host gets no exception: the thre
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -35,12 +36,13 @@ from rl4sys_zmq.interfaces import ConnectingSocket
 from rl4sys_zmq.limits import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.liveness import IO_RESTART
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.machine import REPORT_S, UsageSampler
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Wakeup, explain
 from rl4sys_zmq.transports.greeting import explain_silence
 from rl4sys_zmq.transports.network import Keys, SocketFactory
 from rl4sys_zmq.wire import PackedSegment, decode, encode
-from rl4sys_zmq.wire.messages import Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
+from rl4sys_zmq.wire.messages import ActorReport, Beacon, FetchWeights, Hello, Message, Refused, WeightsReply, Welcome
 
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
     from rl4sys_zmq.actor.io.policy_cache import ActorPolicyCache
@@ -196,6 +198,8 @@ class ActorIOThread(Worker):
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
         super().__init__(f"rl4sys-actor-{hello.actor_id[-8:]}")
+        self._usage = UsageSampler(config.spool) if config.report_system else None
+        self._report_at = 0.0
         self.host = ActorSharedState()
         self.counters = Counters()
         self._config = config
@@ -379,6 +383,9 @@ class ActorIOThread(Worker):
         self._perform(session.want(now, self._batch_sender.wanted_steps(now)))
         self._perform(session.tick(now, self.weight_subscriber.held))
         self.weight_subscriber.tick(now)
+        if self._usage is not None and now >= self._report_at and session.state is SessionState.JOINED:
+            self._report_at = now + REPORT_S
+            self._send(ActorReport(**self._usage.sample()[os.getpid()]))
         if spool is not None:
             spool.tick()
         self._update_credit_gate()

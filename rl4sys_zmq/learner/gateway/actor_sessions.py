@@ -26,6 +26,7 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.frames import pack_frames, pack_header
 from rl4sys_zmq.wire.messages import (
+    ActorReport,
     AnyBytes,
     Bye,
     FetchWeights,
@@ -168,6 +169,9 @@ class ActorSessionHandler:
                 client, stream = self._session_of(peer, sender, now)
                 stream.request_credit(client.pool.limit_request(stream, message.want_steps, client.rollout_length))
                 client.dirty.add(stream.actor_id)
+            case ActorReport():
+                client, stream = self._session_of(peer, sender, now)
+                self._core.system.note_actor(client.client_id, stream.actor_id, message)
             case Bye():
                 self.close_session(peer, *self._session_of(peer, sender, now))
             case ToActor():

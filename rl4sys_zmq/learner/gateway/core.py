@@ -23,6 +23,7 @@ from rl4sys_zmq.learner.gateway.client_worker import MAX_FAILED_STARTS
 from rl4sys_zmq.learner.gateway.core_callbacks import CoreCallbacks
 from rl4sys_zmq.learner.gateway.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.gateway.operator import PARAMETERS_CHANGED, OperatorCommandExecutor
+from rl4sys_zmq.learner.gateway.system import SystemTable
 from rl4sys_zmq.learner.run.log_files import CLIENT_READY
 from rl4sys_zmq.liveness import BEACON_TOPIC, MOST_BEHIND_S, NEWCOMER_BEACON_S, WEIGHTS_TOPIC, WORKER_SILENCE_S
 from rl4sys_zmq.logs import get_logger
@@ -58,6 +59,7 @@ class LearnerCore:
     Attributes:
         start_notes: Lines of text for a person about the parameters in which the learner's configuration differs from the
             earlier run.
+        system: The figures of the processes of this learner, and of actors that report theirs.
         actor_sessions: The handler of the messages of actors and operators.
     """
 
@@ -70,6 +72,7 @@ class LearnerCore:
         self._authorizer = authorizer
         self.registry = ClientRegistry(config, journal, callbacks)
         self.dispatcher = SegmentDispatcher(self)
+        self.system = SystemTable(config.system_every_s, sink, self.counters, callbacks)
         self.actor_sessions = ActorSessionHandler(self, authorizer)
         self.operator = OperatorCommandExecutor(self)
 
@@ -333,11 +336,12 @@ class LearnerCore:
             self.actor_sessions.close_client_sessions(client, "the access list has changed; send HELLO again")
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return the part of the status about the journal, the clients and the relays."""
+        """Return the part of the status about the journal, the clients, the relays and the processes."""
         return {
             "journal": asdict(self.journal.state()),
             "clients": {client.client_id: client.report(now) for client in self.registry},
             "relays": self.actor_sessions.relays.report(now),
+            "system": list(self.system.report(now)),
         }
 
     def close_sessions(self, error: Exception) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -36,6 +37,7 @@ from rl4sys_zmq.learner.run.history import HistorySink
 from rl4sys_zmq.limits import MAX_REPORT_FRAMES, NO_FRAME_LIMIT
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
+from rl4sys_zmq.machine import Usage
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security.access import AccessList
 from rl4sys_zmq.security.authenticator import Authenticator
@@ -376,6 +378,20 @@ class Gateway(Worker):
         """Apply a new access list. Any thread can call this."""
         with suppress(Closed):
             self.call(lambda: self.core.change_access(access))
+
+    def system_workers(self) -> Future[Mapping[int, str]]:
+        """Ask for the client of each worker process on this machine. Any thread can call this."""
+
+        def found() -> Mapping[int, str]:
+            described = {c.client_id: c.worker.handle.describe() for c in self.core.registry if c.worker.handle is not None}
+            own = platform.node()
+            return {d["pid"]: name for name, d in described.items() if d.get("pid") and d.get("host", own) == own}
+
+        return self.call(found)
+
+    def note_system(self, usages: Mapping[int, Usage], clients: Mapping[int, str]) -> Future[None]:
+        """Record the figures of this process and of its workers. Any thread can call this."""
+        return self.call(lambda: self.core.system.note_own(usages, clients))
 
     def status(self) -> dict[str, Any]:
         """Return the learner's status as a JSON document."""

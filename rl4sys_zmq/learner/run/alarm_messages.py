@@ -104,7 +104,7 @@ class AlarmSender(NullEventSink, Worker):
         self._sent: dict[tuple[str, str], list[float]] = {}  # by kind and client: the Unix time, and how many were left out since
         self._close_at = float("inf")
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """Queue a message about an event if it is one of `SENT`."""
         if name in SENT:
             try:

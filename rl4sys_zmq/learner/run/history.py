@@ -171,7 +171,7 @@ class HistorySink:
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         self._add(metrics_record(client_id, metrics, time.time()))
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         self._add({"t": round(time.time(), 3), "event": name, **fields})
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:

@@ -149,13 +149,13 @@ CLIENT_READY = "client_ready"
 TRIES = 8
 TAIL_BYTES = 1 << 18
 _TIME = re.compile(rb'\{"t": ([0-9]+(?:\.[0-9]+)?),')
-_START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*"))?')
+_START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*")(?:, "name": ("[^"]*"))?)?')
 
 
 class JsonLineFormat(FileSeriesFormat):
-    """The format of the log: one event per line, as a JSON object. The kind of a record is its event and its client.
+    """The format of the log: one event per line, as a JSON object. The kind of a record is its event, its client and its name.
 
-    All events but ``metrics`` are lasting.
+    All events but ``metrics`` and ``system`` are lasting.
     """
 
     suffix = ".jsonl"
@@ -165,8 +165,8 @@ class JsonLineFormat(FileSeriesFormat):
             match = _START.match(line)
             if match is not None and line.endswith(b"}\n"):
                 event = match[1].decode()
-                kind = event if match[2] is None else f"{event} {match[2].decode(errors='replace')}"
-                yield FileSeriesRecord(kind, line, lasting=event != "metrics")
+                kind = b" ".join(filter(None, match.groups())).decode(errors="replace")
+                yield FileSeriesRecord(kind, line, lasting=event not in ("metrics", "system"))
 
 
 def log_series(run_dir: Path, max_bytes: int) -> RotatingFileWriter:

@@ -133,9 +133,9 @@ COMMENT = "_comment_run"
 
 LOGGED_BY_CALLER = frozenset(
     {"alarm", "checkpoint_damaged", "checkpoint_failed", "client_failed", "client_forgotten", "gap", "loss_accepted", "moved"}
-    | {"hello_refused", "others_can_write"}
+    | {"hello_refused", "others_can_write", "system"}
 )
-"""The events that `log_event` does not log, because the caller logs them as a sentence."""
+"""The events that `log_event` does not log, because the caller logs them as a sentence, or because they are figures."""
 
 
 def log_event(name: str, fields: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class NullEventSink:
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         """Do nothing."""
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         log_event(name, fields)
 
     def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
@@ -169,7 +169,7 @@ class EventSinks:
         for sink in self._sinks:
             sink.metrics(client_id, metrics)
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         for sink in self._sinks:
             sink.event(name, **fields)
 
@@ -202,7 +202,7 @@ class Recorder(RecordThread):
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:
         self.put(partial(self._files.metrics, client_id, metrics, time.time()))
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         log_event(name, fields)
         self.put(partial(self._files.event, name, fields, time.time()))
 

@@ -152,7 +152,7 @@ class LoggerThread(NullEventSink, RecordThread):
         for step, values in figures_of(metrics):
             self.put(partial(self._call, "scalars", client_id, step, values, time.time()))
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         self.put(partial(self._call, "event", name, fields, time.time()))
         if name == "best_policy" and self._run.run_dir is not None:
             folder = self._run.run_dir / BEST / folder_name(fields["client_id"]) / "policy"

@@ -34,6 +34,7 @@ from rl4sys_zmq.learner.run.resume import (
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
+from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security.authenticator import Authenticator
@@ -226,6 +227,20 @@ class Learner(Resource):
         if digest is None:
             raise KeyError(f"no digest is kept for version {version} of client {client_id!r}")
         return digest
+
+    def policy(self, client_id: str) -> StoredPolicy:
+        """Return the newest published version of a policy, with the training that it comes from.
+
+        Raises:
+            KeyError: If no version was published.
+            LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
+            Closed: If the learner is not running.
+        """
+        gateway = self._running
+        policy = self._ask(lambda: gateway.newest_policy(client_id))
+        if policy is None:
+            raise KeyError(f"client {client_id!r} has published no version")
+        return policy
 
     def save(self, *, timeout_s: float, partial: bool = False) -> None:
         """Write a checkpoint of every running client now.

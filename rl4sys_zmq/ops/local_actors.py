@@ -61,7 +61,7 @@ class EnvironmentSource:
     @property
     def single(self) -> bool:
         """True if there is only one environment, which belongs to the caller."""
-        return not isinstance(self.given, str | type) and hasattr(self.given, "step") and hasattr(self.given, "reset")
+        return not isinstance(self.given, str | type) and hasattr(self.given, "step") and not hasattr(self.given, "num_envs")
 
     @property
     def name(self) -> str:

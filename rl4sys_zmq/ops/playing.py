@@ -158,8 +158,7 @@ def play(
     if trajs is not None and tally.steps_left is not None:
         trajs, _ = choose()  # an action that is not added: so the return of the unfinished episode is unknown
         for i in indices:
-            mask = allowed[i]
-            agent.mark_end_of_trajectory(trajs[i], truncated=True, final_obs=obs[i], final_mask=mask)
+            agent.mark_end_of_trajectory(trajs[i], truncated=True, final_obs=batch[i], final_mask=allowed[i])
 
 
 def _number(seed: np.random.SeedSequence) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -253,14 +254,13 @@ def _follow(learner: Learner, actors: ActorProcesses | ActorThreads, client_id: 
 @contextmanager
 def _bar(name: str, before: int, steps: int, *, shown: bool) -> Iterator[Callback]:
     """Show a progress bar on stderr in the ``with`` block, if that is a terminal and rich is installed."""
-    try:
-        if not shown or sys.stderr is None or not sys.stderr.isatty():
-            raise ModuleNotFoundError
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ModuleNotFoundError:
+    terminal = shown and sys.stderr is not None and sys.stderr.isatty()
+    if not terminal or importlib.util.find_spec("rich") is None:
         yield lambda client: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     texts = ("{task.completed:,} of {task.total:,} steps", "{task.fields[mean]}", "left")
     columns = TextColumn("{task.description}"), BarColumn(), *map(TextColumn, texts), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as bar:

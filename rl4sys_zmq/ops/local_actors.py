@@ -61,7 +61,11 @@ class EnvironmentSource:
     @property
     def single(self) -> bool:
         """True if there is only one environment, which belongs to the caller."""
-        return not isinstance(self.given, str | type) and hasattr(self.given, "step") and not hasattr(self.given, "num_envs")
+        if isinstance(self.given, str):
+            return False
+        import gymnasium
+
+        return isinstance(self.given, gymnasium.Env)
 
     @property
     def name(self) -> str:
@@ -71,15 +75,18 @@ class EnvironmentSource:
     @contextmanager
     def opened(self, count: int) -> Iterator[list[Any]]:
         """Make `count` environments, and close them at the end, unless they belong to the caller."""
+        if isinstance(self.given, str):
+            made: Iterator[Any] = (make_environment({"id": self.given}) for _ in range(count))
+        else:
+            from rl4sys_zmq.serving.environments import make_environments
+
+            made = make_environments(self.given, count, {})
         with ExitStack() as stack:
             envs = []
-            for _ in range(count):
-                if isinstance(self.given, str):
-                    envs.append(make_environment({"id": self.given}))
-                else:
-                    envs.append(self.given if self.single else self.given())
+            for env in made:
+                envs.append(env)
                 if not self.single:
-                    stack.callback(envs[-1].close)
+                    stack.callback(env.close)
             yield envs
 
 

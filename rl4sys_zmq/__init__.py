@@ -1,7 +1,8 @@
 """Reinforcement learning policies embedded in real, running systems, over ZeroMQ.
 
 An actor (`RL4SysAgent`) runs inside a host program and chooses its actions. A learner trains the policy on another thread,
-process or machine. `FrozenAgent` needs no learner: it acts with an exported policy.
+process or machine. `FrozenAgent` needs no learner: it acts with an exported policy. `train` runs a learner
+and its actors in one call.
 
 The rooms, each of which imports only from itself and from rooms before it:
 
@@ -23,10 +24,22 @@ if TYPE_CHECKING:
     from rl4sys_zmq.actor import FrozenAgent, RL4SysAction, RL4SysAgent, RL4SysTrajectory
     from rl4sys_zmq.config import AgentConfig
     from rl4sys_zmq.errors import RL4SysError
+    from rl4sys_zmq.ops.train import Evaluation, TrainResult, train
 
 __version__ = "0.1.0"
 
-__all__ = ["AgentConfig", "FrozenAgent", "RL4SysAction", "RL4SysAgent", "RL4SysError", "RL4SysTrajectory", "__version__"]
+__all__ = [
+    "AgentConfig",
+    "Evaluation",
+    "FrozenAgent",
+    "RL4SysAction",
+    "RL4SysAgent",
+    "RL4SysError",
+    "RL4SysTrajectory",
+    "TrainResult",
+    "__version__",
+    "train",
+]
 
 __getattr__ = lazy_getattr(
     __name__,
@@ -39,6 +52,7 @@ __getattr__ = lazy_getattr(
         ),
         "config": ("AgentConfig",),
         "errors": ("RL4SysError",),
+        "ops.train": ("Evaluation", "TrainResult", "train"),
     },
 )
 

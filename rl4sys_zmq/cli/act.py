@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.actor.inputs import InputValidator
-from rl4sys_zmq.actor.segments import new_column
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.signals import check_signals, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
-from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.rl4sys import IGNORED_BY_ACTORS
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.fleet.engine import REPORT_S, ActorReport
-from rl4sys_zmq.limits import RECENT_EPISODES
 from rl4sys_zmq.logs import outlive_output
-from rl4sys_zmq.ops.episodes import make_environment, mask_in
+from rl4sys_zmq.ops.episodes import make_environment
+from rl4sys_zmq.ops.playing import CREDIT_WAIT_S, EpisodeCounts, environment_spaces, play, seeds_of
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.values import DiscreteSpace, observation_space_from, space_from
-from rl4sys_zmq.values.action_layout import action_layout
+from rl4sys_zmq.values import DiscreteSpace
 from rl4sys_zmq.values.observations import have_same_form
 
 LAST_FLUSH_S = 10.0
 SIGNALLED_FLUSH_S = 0.5
-CREDIT_WAIT_S = 600.0
-"""Longest wait for credit or newer weights. An update of a large network can take minutes, and a learner can start again."""
 VERBOSE_S = 5.0
-CHECK_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +50,21 @@ class RunOptions:
     actor_id: str | None = None
     json: bool = False
     masks: bool = True
+    steps: int | None = None
     plugin: tuple[str, ...] = ()
 
 
 def act(run: RunOptions) -> None:
-    """Run an actor until the given number of episodes have ended or a signal arrives."""
+    """Run an actor until the given number of episodes or steps, or until a signal arrives."""
     configure_logging(run.debug)
     outlive_output()
-    tally = EpisodeCounts(run.episodes, VERBOSE_S if run.verbose and not run.json else None)
+    tally = EpisodeCounts(run.episodes, run.steps)
     if run.exit_with_stdin:
         end_with_stdin(lambda line: tally.drain() if line == "drain" else None)
-    seeds = np.random.SeedSequence(run.seed).spawn(2)
+    seed, seeds = seeds_of(run.seed, run.num_envs)
     envs = [make_environment({"id": run.env_id}) for _ in range(run.num_envs)]
     try:
-        config = agent_config(run, envs[0], _number(seeds[0]))
+        config = agent_config(run, envs[0], seed)
         library = logging.getLogger("rl4sys_zmq")
         level = library.level
         if not run.debug:
@@ -86,7 +77,7 @@ def act(run: RunOptions) -> None:
         flush_s = SIGNALLED_FLUSH_S
         try:
             output.begin(f"{run.num_envs} x {run.env_id} for client {config.client_id!r} at {config.address}")
-            play(agent, envs, [_number(s) for s in seeds[1].spawn(run.num_envs)], tally, masks=run.masks)
+            play(agent, envs, seeds, tally, masks=run.masks, check=_checks(run, agent, tally))
             flush_s = LAST_FLUSH_S
         finally:
             agent.close(flush_s)
@@ -94,6 +85,20 @@ def act(run: RunOptions) -> None:
     finally:
         for env in envs:
             env.close()
+
+
+def _checks(run: RunOptions, agent: RL4SysAgent, tally: EpisodeCounts) -> Callable[[], None]:
+    """Return a function that raises if a signal has arrived, and with ``--verbose`` prints the counts every few seconds."""
+    said = time.monotonic()
+
+    def check() -> None:
+        nonlocal said
+        check_signals()
+        if run.verbose and not run.json and time.monotonic() - said >= VERBOSE_S:
+            said = time.monotonic()
+            print_line(f"{tally.summary()}, version {agent.version}")
+
+    return check
 
 
 class _TextOutput:
@@ -187,116 +192,3 @@ def agent_config(run: RunOptions, env: Any, seed: int) -> AgentConfig:
     config = AgentConfig.from_mapping(document, source=str(run.config_path or ""), **chosen)
     import_plugins(config.plugins, run.config_path)
     return config
-
-
-def environment_spaces(env: Any, env_id: str) -> dict[str, Any]:
-    observations = check_value(f"{env_id}: observation_space", env.observation_space, observation_space_from)
-    return {
-        "observation_space": observations,
-        "action_space": check_value(f"{env_id}: action_space", env.action_space, space_from),
-    }
-
-
-class EpisodeCounts:
-    """The counts of episodes and steps of one run."""
-
-    def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
-        self.steps = 0
-        self.returns: deque[float] = deque(maxlen=RECENT_EPISODES)  # of the last `RECENT_EPISODES`
-        self.episodes = 0  # number of episodes that have ended
-        self._limit = episodes
-        self._every_s = every_s
-        self._ended: set[int] | None = None
-        self._width = 0
-        self.began_s = self._said = time.monotonic()  # the monotonic time of the start
-
-    @property
-    def done(self) -> bool:
-        """True if the requested number of episodes have ended, or each environment has ended an episode since `drain`."""
-        if self._ended is not None and len(self._ended) >= self._width:
-            return True
-        return self._limit is not None and self.episodes >= self._limit
-
-    def begin(self, environments: int) -> None:
-        self._width = environments
-
-    def drain(self) -> None:
-        """Let each environment end its episode, and then let the run end. Any thread can call this."""
-        if self._ended is None:
-            self._ended = set()
-
-    def ended(self, environment: int, total: float) -> None:
-        self.episodes += 1
-        self.returns.append(total)
-        if self._ended is not None:
-            self._ended.add(environment)
-
-    def summary(self) -> str:
-        seconds = time.monotonic() - self.began_s
-        mean = f", mean return of the last {len(self.returns)}: {np.mean(self.returns):.1f}" if self.returns else ""
-        rate = self.steps / max(seconds, 1e-9)
-        return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
-
-    def print_progress(self, version: Callable[[], int]) -> None:
-        """Print the counts and the policy's version, if the interval between lines has passed."""
-        if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
-            self._said = time.monotonic()
-            print_line(f"{self.summary()}, version {version()}")
-
-
-def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: EpisodeCounts, *, masks: bool = True) -> None:
-    """Run all environments until `tally.done`. In each turn, one request returns all actions, then each environment steps."""
-    request, add = agent.request_for_actions, agent.add_to_trajectory
-    indices = range(len(envs))
-    steps = [env.step for env in envs]
-    spec = agent.spec
-    layout = action_layout(spec.action_space)
-    check = InputValidator(spec.observation_space, spec.action_space).observation
-    shape, dtype = spec.observation_space.shape, np.dtype(spec.observation_space.dtype)
-
-    def read(observation: Any) -> Any:
-        fits = type(observation) is np.ndarray and observation.shape == shape and observation.dtype == dtype
-        return observation if fits else check(observation)[0]  # `request` checks the numbers in the batch
-
-    every = np.ones(layout.logits, np.bool_)
-    batch: Any = new_column(spec.observation_space, len(envs))
-    allowed: list[Any] = [None] * len(envs)
-    for i, (env, seed) in enumerate(zip(envs, seeds, strict=True)):
-        observation, info = env.reset(seed=seed)
-        batch[i], allowed[i] = read(observation), mask_in(info, layout) if masks else None
-    obs = batch[:]  # views: assigning to a row of the batch changes them
-    totals = [0.0] * len(envs)
-    trajs: Any = None
-    rounds = 0
-    tally.begin(len(envs))
-    while not tally.done:
-        masked = any(mask is not None for mask in allowed)
-        trajs, actions = request(trajs, obs, [every if mask is None else mask for mask in allowed] if masked else None)
-        for i in indices:
-            action = actions[i]
-            observation, reward, terminated, truncated, info = steps[i](action.act)
-            action.update_reward(reward)
-            add(trajs[i], action)
-            totals[i] += reward
-            if terminated or truncated:
-                cut = not terminated
-                agent.mark_end_of_trajectory(
-                    trajs[i],
-                    action,
-                    truncated=cut,
-                    final_obs=observation if cut else None,
-                    final_mask=mask_in(info, layout) if cut and masks else None,
-                )
-                tally.ended(i, float(totals[i]))
-                totals[i] = 0.0
-                observation, info = envs[i].reset()
-            batch[i], allowed[i] = read(observation), mask_in(info, layout) if masks else None
-        tally.steps += len(envs)
-        rounds += 1
-        if rounds % CHECK_STEPS == 0:
-            check_signals()
-            tally.print_progress(lambda: agent.version)
-
-
-def _number(seed: np.random.SeedSequence) -> int:
-    return int(seed.generate_state(1)[0])

@@ -49,6 +49,7 @@ def main() -> None:
 @option(
     "--episodes", type=click.IntRange(1), help="Stop after this number of episodes; in a fleet, of each actor.  [default: never]"
 )
+@option("--steps", type=click.IntRange(1), help="Stop after this number of steps; in a fleet, of each actor.  [default: never]")
 @option("--seed", type=click.IntRange(0), help="Seed of the environments and the actor.  [default: from the OS]")
 @option("--algorithm", metavar="NAME", help="The algorithm, if neither the file nor the learner names one.")
 @option("--keys", type=FILE, metavar="FILE", help="NAME.keys, for a learner with keys.")
@@ -92,7 +93,7 @@ def main() -> None:
 @option("-v", "--verbose", is_flag=True, help="Print a line every few seconds.")
 @option("--debug", is_flag=True, help="Log everything.")
 def run(env: str, config: Path | None, connect_timeout: float | None, **options: Any) -> None:
-    """Run environments with a learner, until --episodes have ended, Ctrl-C or SIGTERM.
+    """Run environments with a learner, until --episodes have ended or --steps were taken, Ctrl-C or SIGTERM.
 
     With --num-actors, or --min-actors and --max-actors, the command keeps a fleet of such actors alive. Each is a process with
     its own name, seed and folder in --spool. An actor that fails is started again.

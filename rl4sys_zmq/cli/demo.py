@@ -7,37 +7,28 @@ imports torch while the actor processes import Gymnasium.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset, planned_policy
-from rl4sys_zmq.child_process import ChildProcess, end_text
-from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
+from rl4sys_zmq.cli.app import FAILED, print_line, require
 from rl4sys_zmq.cli.progress import ReturnTrend, make_progress
-from rl4sys_zmq.cli.serve import await_status, fresh_run_dir, print_saved_at_stop, warm_up
+from rl4sys_zmq.cli.serve import fresh_run_dir, print_saved_at_stop, warm_up
 from rl4sys_zmq.cli.signals import check_signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
-from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
-from rl4sys_zmq.fleet.process import actor_environment
+from rl4sys_zmq.errors import ClientFailed
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.logs import outlive_output
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
+from rl4sys_zmq.ops.local_actors import ActorProcesses, EnvironmentSource, LocalActors, await_status, client_id_of
 from rl4sys_zmq.ops.report import span_text
-from rl4sys_zmq.private import open_private
-from rl4sys_zmq.resource import Resource
 
 POLL_S = 0.1
 LINES_S = 1.0
-START_TIMEOUT_S = 120.0
-CHILD_TERM_S = 1.0
 SHUTDOWN_S = 1.2
 
 
@@ -64,8 +55,7 @@ class DemoTask:
 
     @property
     def client_id(self) -> str:
-        """The id of the environment, with ``-`` for characters not allowed in a file name."""
-        return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.env_id).strip(".")
+        return client_id_of(self.env_id)
 
 
 def demo(options: DemoOptions) -> int:
@@ -91,7 +81,15 @@ def demo(options: DemoOptions) -> int:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = DemoProgress()
     saved = print_saved_at_stop(run_dir, f"rl4sys-learner plot {run_dir} draws the curve so far")
-    with saved, learner, ActorProcesses(learner.address, task, options, run_dir) as actors:
+    plan = LocalActors(
+        client_id=task.client_id,
+        source=EnvironmentSource(task.env_id),
+        actors=task.preset.actors,
+        num_envs=task.preset.num_envs,
+        seed=options.seed,
+        plugins=options.plugin,
+    )
+    with saved, learner, ActorProcesses(learner.address, plan, run_dir) as actors:
         print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
             if learner.config.engine == "thread":  # a worker process imports the algorithm itself
@@ -123,8 +121,8 @@ def find_task(options: DemoOptions) -> DemoTask:
 
 def _probe(env_id: str, algorithm: str) -> float | None:
     """Create the environment once to check it. Return the mean return at which the task counts as solved, or None."""
-    from rl4sys_zmq.cli.act import environment_spaces
     from rl4sys_zmq.ops.episodes import make_environment
+    from rl4sys_zmq.ops.playing import environment_spaces
 
     env = make_environment({"id": env_id})
     try:
@@ -151,64 +149,6 @@ def learner_config(task: DemoTask, options: DemoOptions, run_dir: Path) -> Learn
         torch_threads=1,
         engine="process" if ALGORITHMS.get(task.algorithm).isolated else "thread",
     )
-
-
-class ActorProcesses(Resource):
-    """The actor processes of a demo. Each ends when the pipe at its stdin closes, even if this process is killed."""
-
-    def __init__(self, address: str, task: DemoTask, options: DemoOptions, run_dir: Path) -> None:
-        self._logs = [run_dir / f"actor-{i}.log" for i in range(task.preset.actors)]
-        self._processes: list[ChildProcess] = []
-        self._stopped = False
-        seeds = np.random.SeedSequence(options.seed).generate_state(task.preset.actors)
-        try:
-            for log, number in zip(self._logs, seeds, strict=True):
-                with os.fdopen(open_private(log), "wb") as output:
-                    self._processes.append(
-                        ChildProcess(
-                            [
-                                *(sys.executable, "-m", "rl4sys_zmq.cli.actor", "run", "--exit-with-stdin", "--verbose"),
-                                *("--env", task.env_id, "--learner", address, "--client-id", task.client_id),
-                                *("--num-envs", str(task.preset.num_envs), "--seed", str(number)),
-                                *("--connect-timeout", str(START_TIMEOUT_S)),
-                                *(word for module in options.plugin for word in ("--plugin", module)),
-                            ],
-                            stdin=subprocess.PIPE,
-                            stdout=output,
-                            stderr=subprocess.STDOUT,
-                            env=actor_environment(),
-                            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the actors
-                        )
-                    )
-        except BaseException:
-            self.close()
-            raise
-
-    def check(self) -> None:
-        """Raise an exception with the last output of an actor process, if one has ended."""
-        for process, log in zip(self._processes, self._logs, strict=True):
-            if process.poll() is not None:
-                lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
-                kind = ConfigError if process.returncode == USAGE else RL4SysError
-                raise kind(
-                    f"an actor process ended ({end_text(process.returncode)}); its last output: {lines[-1]} (log file: {log})"
-                )
-
-    def stop(self) -> None:
-        if not self._stopped:
-            self._stopped = True
-            for process in self._processes:
-                if process.poll() is None:
-                    process.terminate()
-
-    def close(self) -> None:
-        """End all processes: send SIGTERM, wait up to `CHILD_TERM_S`, then kill the rest."""
-        self.stop()
-        deadline = time.monotonic() + CHILD_TERM_S
-        for process in self._processes:
-            process.end(max(0.0, deadline - time.monotonic()))
-            if process.stdin is not None:
-                process.stdin.close()
 
 
 class DemoProgress:
@@ -247,7 +187,7 @@ def _reports(learner: Learner, actors: ActorProcesses, client_id: str) -> Iterat
     """Yield status reports, each with the seconds since the first actor joined (0 before that)."""
     began: float | None = None
     while True:
-        actors.check()
+        actors.running()
         report = await_status(learner)
         if report is not None:
             client = report["clients"].get(client_id)

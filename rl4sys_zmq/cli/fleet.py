@@ -100,8 +100,9 @@ def fleet_config(options: FleetOptions) -> FleetConfig:
             raise ConfigError(
                 f"--num-actors {actors} is not between --min-actors {low} and --max-actors {high}", key="num_actors"
             )
-        if options.run.episodes is not None:
-            raise ConfigError("--episodes needs a fixed number of actors; omit --min-actors and --max-actors", key="episodes")
+        for key in ("episodes", "steps"):
+            if getattr(options.run, key) is not None:
+                raise ConfigError(f"--{key} needs a fixed number of actors; omit --min-actors and --max-actors", key=key)
         limits = SizeLimits(low, high)
     starting = max(2, os.cpu_count() or 1)
     if options.engine == "ray":  # each actor starts on a CPU of its own
@@ -140,6 +141,7 @@ def actor_command(run: RunOptions, index: int, start: int) -> list[str]:
         "config": run.config_path,
         "num-envs": run.num_envs,
         "episodes": run.episodes,
+        "steps": run.steps,
         "seed": seed,
         "algorithm": run.algorithm,
         "keys": run.keys,

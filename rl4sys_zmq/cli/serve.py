@@ -21,7 +21,7 @@ from rl4sys_zmq.cli.web import MODULES, page_of
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.delivery.journal_marks import marks_path
-from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, RunDirectoryError
+from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.learner.run.checkpoints import CheckpointStore, read_manifest
@@ -29,6 +29,7 @@ from rl4sys_zmq.learner.run.resume import ACCEPT_LOSS, AUTO, CHECKPOINTS, JOURNA
 from rl4sys_zmq.learner.run.run_loggers import close_s
 from rl4sys_zmq.logs import get_logger, outlive_output
 from rl4sys_zmq.memory_watch import keep_freed_memory, memory_limit
+from rl4sys_zmq.ops.local_actors import await_status
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.policies.initial_weights import check_weights_source
@@ -241,16 +242,3 @@ def warm_up(algorithm: str) -> None:
         if isinstance(failures[0], ConfigError):
             raise failures[0]
         raise ConfigError(f"algorithm {algorithm} cannot be imported ({failures[0]}); reinstall its packages") from failures[0]
-
-
-def await_status(learner: Learner) -> dict[str, Any] | None:
-    """Return the learner's status, or None if its gateway is too busy to reply."""
-    try:
-        learner.raise_if_dead()
-        return learner.status()
-    except LearnerUnavailable:
-        log.warning("the gateway does not reply; the machine may be overloaded")
-        return None
-    except Closed:
-        learner.raise_if_dead()
-        raise

@@ -39,6 +39,7 @@ from rl4sys_zmq.learner.run.system import SystemThread
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
 from rl4sys_zmq.plugins import import_plugins
+from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security.authenticator import Authenticator
@@ -120,18 +121,7 @@ class Learner(Resource):
             check_engines(self.config)
             if self.config.ignored:
                 log.warning("keys without a meaning for the learner are ignored: %s", ", ".join(self.config.ignored))
-            run_dir, run = self.config.run_dir, describe_run(self.config)
-            moved = move_misplaced(run_dir) if run_dir is not None else []
-            if run_dir is not None:
-                self._recorder = Recorder(run_dir, {**run.config, COMMENT: {"id": run.run_id, "commit": run.commit}})
-            if self.config.alarms is not None:
-                self._alarms = AlarmSender(self.config.alarms, run_dir)
-            self._loggers = [LoggerThread(entry, run) for entry in logger_entries(self.config)]
-            history = HistorySink(newest_records(run_dir, HISTORY_BYTES) if run_dir is not None else ())
-            parts = (self._recorder or NullEventSink(), history, self._alarms, *self._loggers)
-            sink = EventSinks([part for part in parts if part is not None])
-            for source, target in moved:
-                sink.event("moved", source=source, target=target)
+            sink, history = self._sinks()
             try:
                 self._journal, restored = open_journal(self.config, self._wake)
                 self.loss = self._journal.loss if isinstance(self._journal, DiskJournal) else None
@@ -168,6 +158,22 @@ class Learner(Resource):
                 raise
             atexit.register(self.close)
         return self
+
+    def _sinks(self) -> tuple[EventSinks, HistorySink]:
+        """Create everything that records the run, without any thread. Return all of it as one sink, and the history in it."""
+        run_dir, run = self.config.run_dir, describe_run(self.config)
+        moved = move_misplaced(run_dir) if run_dir is not None else []
+        if run_dir is not None:
+            self._recorder = Recorder(run_dir, {**run.config, COMMENT: {"id": run.run_id, "commit": run.commit}})
+        if self.config.alarms is not None:
+            self._alarms = AlarmSender(self.config.alarms, run_dir)
+        self._loggers = [LoggerThread(entry, run) for entry in logger_entries(self.config)]
+        history = HistorySink(newest_records(run_dir, HISTORY_BYTES) if run_dir is not None else ())
+        parts = (self._recorder or NullEventSink(), history, self._alarms, *self._loggers)
+        sink = EventSinks([part for part in parts if part is not None])
+        for source, target in moved:
+            sink.event("moved", source=source, target=target)
+        return sink, history
 
     def __enter__(self) -> Self:
         return self.start()
@@ -253,6 +259,20 @@ class Learner(Resource):
         if digest is None:
             raise KeyError(f"no digest is kept for version {version} of client {client_id!r}")
         return digest
+
+    def policy(self, client_id: str) -> StoredPolicy:
+        """Return the newest published version of a policy, with the training that it comes from.
+
+        Raises:
+            KeyError: If no version was published.
+            LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
+            Closed: If the learner is not running.
+        """
+        gateway = self._running
+        policy = self._ask(lambda: gateway.newest_policy(client_id))
+        if policy is None:
+            raise KeyError(f"client {client_id!r} has published no version")
+        return policy
 
     def save(self, *, timeout_s: float, partial: bool = False) -> None:
         """Write a checkpoint of every running client now.

@@ -107,7 +107,7 @@ class GymEnvServer(Resource):
         try:
             with _as_config_error(env):
                 kwargs = check_value("make_kwargs", {} if make_kwargs is None else make_kwargs, mapping)
-                for index, made in enumerate(_make(env, count, kwargs)):
+                for index, made in enumerate(make_environments(env, count, kwargs)):
                     self._slots.append(_EnvSlot(index, made))
                 first = self._slots[0].env
                 self.observation_space: GymSpace = first.observation_space
@@ -355,7 +355,8 @@ def _as_config_error(env: Env | str | Callable[[], Env]) -> Iterator[None]:
         raise ConfigError(f"environment {env!r:.80}: {type(exc).__name__}: {' '.join(str(exc).split())}", key="env") from exc
 
 
-def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]) -> Iterator[Env]:
+def make_environments(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]) -> Iterator[Env]:
+    """Yield `count` environments, from an ID with arguments of `gymnasium.make`, from a function, or the given one."""
     if isinstance(env, gymnasium.Env):
         if count != 1:
             raise config_error("count", f"{count}, and one environment was given; give its id, or a function that creates one")

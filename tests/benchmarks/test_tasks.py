@@ -16,11 +16,11 @@ from bench.learning_cases import CASES, COURIER, PIXEL_CATCH  # noqa: E402
 from rl4sys_zmq import AgentConfig, RL4SysAgent  # noqa: E402
 from rl4sys_zmq.actor import FrozenAgent  # noqa: E402
 from rl4sys_zmq.algorithms import planned_policy  # noqa: E402
-from rl4sys_zmq.cli.act import EpisodeCounts, play  # noqa: E402
 from rl4sys_zmq.config.client import ClientConfig  # noqa: E402
 from rl4sys_zmq.learner import Learner, LearnerConfig  # noqa: E402
 from rl4sys_zmq.learner.run.stored_policies import newest_policy  # noqa: E402
 from rl4sys_zmq.ops.episodes import play_episode  # noqa: E402
+from rl4sys_zmq.ops.playing import EpisodeCounts, play  # noqa: E402
 from rl4sys_zmq.values import observation_space_from, space_from  # noqa: E402
 
 

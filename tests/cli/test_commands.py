@@ -18,7 +18,7 @@ from click.testing import Result
 
 from rl4sys_zmq import __version__
 from rl4sys_zmq.algorithms import register_algorithm
-from rl4sys_zmq.cli.act import agent_config, environment_spaces
+from rl4sys_zmq.cli.act import agent_config
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.cli.learner import main as learner
@@ -26,6 +26,7 @@ from rl4sys_zmq.cli.serve import fresh_run_dir
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.ops.playing import environment_spaces
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from kit import python, until
 
-from rl4sys_zmq.cli.act import EpisodeCounts, RunOptions, play
+from rl4sys_zmq.cli.act import RunOptions
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.fleet import FleetOptions, actor_command, fleet_config, shared_options
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.ops.playing import EpisodeCounts, play
 
 from .conftest import RUN, Command, Spawn, act, invoke, refused, serve
 from .test_play import Agent, Env

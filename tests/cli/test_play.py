@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.cli.act import EpisodeCounts, play
 from rl4sys_zmq.errors import ConfigError, ObservationError
 from rl4sys_zmq.ops.episodes import check_spaces, make_environment, record_episode
+from rl4sys_zmq.ops.playing import EpisodeCounts, play
 from rl4sys_zmq.replay.demonstrations import read_demonstrations, write_demonstrations
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, TupleSpace
 

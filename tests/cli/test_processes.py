@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.cli.learner import main as learner
-from rl4sys_zmq.cli.serve import await_status
 from rl4sys_zmq.errors import Closed, WorkerDied
 from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.ops.local_actors import await_status
 
 from .conftest import Spawn, act, invoke, output, serve
 

@@ -16,7 +16,6 @@ from rl4sys_zmq.learner.evaluation import PolicyEvaluator
 from rl4sys_zmq.learner.gateway.client import ClientState
 from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
@@ -52,8 +51,7 @@ class PolicyEvaluators:
                 evaluator.start()
             except RuntimeError as exc:
                 self._on_failure(client.client_id, start_error_text(exc))
-        origin = client.training.policy_origin(client.client_id, client.settings.algorithm_name)
-        evaluator.offer(StoredPolicy(spec, snapshot, origin))
+        evaluator.offer(client.stored_policy(spec, snapshot))
 
     def forget(self, client_id: str) -> None:
         """End the evaluation of a client that was removed, and put its best policy aside."""

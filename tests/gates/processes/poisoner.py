@@ -14,8 +14,8 @@ from harness.talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor import segments
-from rl4sys_zmq.cli.act import EpisodeCounts, play
 from rl4sys_zmq.errors import RewardError
+from rl4sys_zmq.ops.playing import EpisodeCounts, play
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import pack_segment
 

@@ -56,9 +56,9 @@ void message(std::string_view input) {
 void submit(std::string_view input) {
     const wire::Received got = wire::decode(frames_of(input), 1 << 20, false);
     if (got.kind != wire::Kind::submit || !got.list("codings").empty()) return;
-    for (std::uint32_t n = 0; n < got.count; ++n) wire::is_bad_head(got.bytes("heads").data() + n * wire::kHeadBytes, 1000);
-    for (const wire::LayoutPlaces& layout : wire::find_columns(got))
+    for (const wire::LayoutPlaces& layout : wire::find_columns(got))  // it checks the number of heads
         for (const wire::ColumnPlace& place : layout.columns) require(place.offset + place.bytes <= got.body[0].size());
+    for (std::uint32_t n = 0; n < got.count; ++n) wire::is_bad_head(got.bytes("heads").data() + n * wire::kHeadBytes, 1000);
 }
 
 // A state that is accepted has the size of the policy. Frames: header, payload, and the weights that the actor holds.

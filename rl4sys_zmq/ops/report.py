@@ -52,7 +52,7 @@ def learner_problems(report: Mapping[str, Any]) -> list[str]:
 
 
 def client_problems(client_id: str, client: Mapping[str, Any], now_unix_s: float) -> list[str]:
-    return _problems(_client_lines(client_id, client, now_unix_s))
+    return _problems(_client_lines(client_id, client, now_unix_s, None))
 
 
 def _problems(lines: Iterator[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the page shows, as JSON documents: made from a learner's status and its records, without I/O."""
+"""The documents that the page shows, made from a learner's status and its records, without I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CURVES = ("charts/episodic_return", "charts/mean_reward")
 SORTS = {"silent_s": False, "actor": False, "host": False, "library": False, "accepted_steps": True, "pending": True}
 """The columns by which actors are sorted. True: the largest first."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading a status of another form raises."""
+"""The exceptions that a status of another form raises when it is read."""
 MAX_UNIX_S = 1e11
 
 

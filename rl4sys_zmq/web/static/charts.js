@@ -97,7 +97,7 @@ export class Charts {
     const axis = {gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false, tickfont: {color: text, size: 10.5}, automargin: true};
     const ranged = bars ? {type: "category"} : {type: time ? "date" : "linear", autorange: this.range === null, ...(this.range ? {range: this.range} : {}), tickformat: time ? undefined : "~s"};
     const layout = {title: {text: title, font: {size: 12.5, color: text}, x: 0.012, xref: "container", xanchor: "left", y: 0.97, yanchor: "top", yref: "container"}, margin: {l: 8, r: 10, t: 26, b: 8}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {family: "system-ui, sans-serif", color: css("--text")},
-      xaxis: {...axis, ...ranged, nticks: wide ? 12 : 5}, yaxis: {...axis, fixedrange: true, nticks: 5, rangemode: bars ? "tozero" : "normal"}, dragmode: bars ? false : "zoom", hovermode: wide ? "x unified" : "closest", hoverlabel: {bgcolor: css("--panel"), bordercolor: css("--line"), font: {color: css("--text")}},
+      xaxis: {...axis, ...ranged, nticks: wide ? 12 : 5}, yaxis: {...axis, ...flat(traces[0].y), fixedrange: true, nticks: 5, rangemode: bars ? "tozero" : "normal"}, dragmode: bars ? false : "zoom", hovermode: wide ? "x unified" : "closest", hoverlabel: {bgcolor: css("--panel"), bordercolor: css("--line"), font: {color: css("--text")}},
       shapes, showlegend: Boolean(wide || legend), legend: {orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: {color: text, size: 11}}};
     const fresh = !box.data;
     plotly.react(box, traces, layout, CONFIG);
@@ -112,5 +112,7 @@ export class Charts {
     }
   }
 }
+// A curve that is constant lies in the middle of a range of its own size, not of 2.
+const flat = values => values.length && values[0] !== 0 && values.every(v => v === values[0]) ? {range: [0.8, 1.2].map(f => f * values[0]).sort((a, b) => a - b)} : {autorange: true};
 // plotly reads a few HTML tags in texts: without < and &, there are none.
 const plain = text => text.replaceAll("&", "+").replaceAll("<", "‹").replaceAll(">", "›");

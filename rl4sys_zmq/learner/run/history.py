@@ -173,7 +173,7 @@ class HistorySink:
         self._sink.metrics(client_id, metrics)
         self._add(metrics_record(client_id, metrics, time.time()))
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         self._sink.event(name, **fields)
         self._add({"t": round(time.time(), 3), "event": name, **fields})
 

@@ -103,7 +103,7 @@ def test_a_status_of_another_form_is_named_and_the_page_goes_on(stand_in: Any, g
         assert get(f"{url}/api/status").json["learners"][0]["error"] == ""
 
 
-@pytest.mark.parametrize("field", ["pending", "accepted_steps", "library", "address"])
+@pytest.mark.parametrize("field", ["pending", "accepted_steps", "address"])
 def test_an_actor_of_another_form_costs_only_its_table(stand_in: Any, field: str) -> None:
     actors = {"one": actor(), "two": actor(**{field: {"not": ["a", math.nan]}})}
     lab = stand_in(report=report(clients={"luna": client(actors=actors)}))

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl4sys_zmq.ops.report import client_rows, report_lines, worker_text
 
-PAGE_ROWS, MAX_HOSTS, MAX_POINTS, MAX_CHANGES = 50, 20, 64, 40
+PAGE_ROWS, MAX_HOSTS, MAX_POINTS, MAX_CHANGES = 25, 20, 64, 40
 ROUTINE = frozenset({"metrics", "system", "checkpoint", "actor_joined", "actor_silent", "client_started"})
 """The events that are not shown as changes."""
 CURVES = ("charts/episodic_return", "charts/mean_reward")

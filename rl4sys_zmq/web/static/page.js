@@ -260,7 +260,8 @@ function clientPage(learner, overviewOf, client, actors) {
       card("Is it fed?", `${c.cells["steps/s"]} steps/s`, `${waits(c)}; lag ${c.cells.lag}; queue ${c.cells.queue}`, ""),
       card("Is anything wrong?", isStale(learner) ? "learner is silent" : c.state === "failed" ? "failed" : problems.length ? many(problems.length,
         "problem") : "nothing", `unfit/stale ${c.cells["unfit/stale"]}`, problems.length ? "bad" : "good"),
-      card("Who is connected?", many(c.actors_live, "actor"), [`on ${many(c.hosts, "host")}; of ${num(c.actors_total)} on record`], ""),
+      card("Who is connected?", many(c.actors_live, "actor"), [`on ${many(c.hosts, "host")}; of ${num(c.actors_total)} on record; `,
+        visible(Object.entries(c.libraries).map(([library, n]) => `${num(n)} × ${library}`).join(", "))], ""),
       card("What changed?", newest ? ago(newest.t) : "nothing", newest ? told(newest).slice(0, 90) : "", "")),
     problemList(problems)]);
   const parameters = Object.entries(client.parameters ?? {}), dead = memory.events.filter(r => DEAD.has(r.event) && r.client_id === here.client),

@@ -20,12 +20,11 @@ from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset
 from rl4sys_zmq.config import ClientConfig, EvaluationConfig, LearnerConfig
 from rl4sys_zmq.config.options import check_value, integer, optional
-from rl4sys_zmq.errors import ClientFailed, ConfigError
+from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.ops.episodes import check_spaces, play_episode
 from rl4sys_zmq.ops.local_actors import (
-    START_TIMEOUT_S,
     ActorProcesses,
     ActorThreads,
     EnvironmentSource,
@@ -194,7 +193,9 @@ def train(  # noqa: PLR0913 - what a user of another library types
         steps=steps,
     )
     with Learner(config) as learner:
-        before = _resumed_steps(learner, client_id)
+        if client_id in learner.resumed_clients:
+            learner.wait(client_id=client_id, version=0, timeout_s=CREDIT_WAIT_S)
+        before = _client(learner.status(), client_id).get("steps", 0)
         with (
             (
                 ActorProcesses(learner.address, plan, folder)
@@ -204,7 +205,11 @@ def train(  # noqa: PLR0913 - what a user of another library types
             _bar(client_id, before, steps, shown=progress) as show,
         ):
             _follow(learner, team, client_id, [show, *callbacks])
-            learner.drain(timeout_s=CREDIT_WAIT_S)
+            try:
+                learner.drain(timeout_s=CREDIT_WAIT_S)
+            except RL4SysError:
+                _client(learner.status(), client_id)  # raises if the failure of the training is the cause
+                raise
             status = _client(learner.status(), client_id)
             show(status)
         return TrainResult(status, folder, learner.policy(client_id), source)
@@ -220,13 +225,6 @@ def _check_source(source: EnvironmentSource, folder: Path | None, actors: int, *
             raise ConfigError(f"{key}: another process needs the ID of the environment; give it as env", key=key)
     if processes and folder is None:
         raise ConfigError("processes: the actors need a folder for their logs; give run_dir", key="run_dir")
-
-
-def _resumed_steps(learner: Learner, client_id: str) -> int:
-    if client_id not in learner.resumed_clients:
-        return 0
-    learner.wait(client_id=client_id, version=0, timeout_s=START_TIMEOUT_S)
-    return int(learner.status()["clients"][client_id]["steps"])
 
 
 def _client(report: Mapping[str, Any], client_id: str) -> Mapping[str, Any]:

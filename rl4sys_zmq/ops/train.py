@@ -169,7 +169,7 @@ def train(  # noqa: PLR0913 - what a user of another library types
     client = ClientConfig(
         algorithm_name=algorithm,
         algorithm_parameters=parameters,
-        pacing_lag=preset.pacing_lag if processes else None,  # threads share the GIL: collecting ahead gains nothing
+        pacing_lag=preset.pacing_lag if processes else 0,  # threads share the GIL: collecting ahead gains nothing
         evaluation=EvaluationConfig(env=env, every_steps=evaluate_every) if evaluate_every is not None else None,
         **spaces,
     )

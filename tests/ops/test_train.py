@@ -292,11 +292,13 @@ def test_the_benchmark_of_one_call_compares_both_sides(monkeypatch: pytest.Monke
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "one_call", module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "run_peer", lambda *arguments, **options: {"seconds": 2.0, "greedy": [3.0]})
+    monkeypatch.setattr(module, "run_peer", lambda *arguments, **options: {"seconds": 2.0, "cpu_s": 1.0, "greedy": [3.0]})
     record = tmp_path / "record.json"
     words = ["--tasks", "cartpole", "--seeds", "1", "2", "--steps", "300", "--episodes", "1", "--json", str(record)]
     monkeypatch.setattr(sys, "argv", [str(path), *words])
     module.main()
     (task,) = json.loads(record.read_text())["tasks"]
-    assert task["lines"] == [3, 5] and [row["theirs"] for row in task["rows"]] == [{"seconds": 2.0, "return": 3.0}] * 2
+    assert (
+        task["lines"] == [3, 5] and [row["theirs"] for row in task["rows"]] == [{"seconds": 2.0, "cpu_s": 1.0, "return": 3.0}] * 2
+    )
     assert all(row["ours"]["seconds"] > 0 for row in task["rows"]) and len(task["seconds"]["pairs"]) == 2

@@ -96,12 +96,11 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
         for key in ("seconds", "cpu_s", "return")
     }
     print(f"{name}, {steps:,} steps: {lines(OURS)} and {lines(THEIRS)} lines")
-    for key, found in pairs.items():
-        ratio = f", ratio {spread(found.ratios).text()}" if key != "return" else ""
-        print(f"  {key}: {spread(found.ours).text(1)} and {spread(found.baseline).text(1)}{ratio}", flush=True)
-    records = {key: found.record() for key, found in pairs.items() if key != "return"}
-    record = {"task": name, "steps": steps, "lines": [lines(OURS), lines(THEIRS)], "rows": rows, **records}
-    return record
+    for key, pair in pairs.items():
+        ratio = f", ratio {spread(pair.ratios).text()}" if key != "return" else ""
+        print(f"  {key}: {spread(pair.ours).text(1)} and {spread(pair.baseline).text(1)}{ratio}", flush=True)
+    records = {key: pair.record() for key, pair in pairs.items() if key != "return"}
+    return {"task": name, "steps": steps, "lines": [lines(OURS), lines(THEIRS)], "rows": rows, **records}
 
 
 def main() -> None:

@@ -156,7 +156,7 @@ def train(  # noqa: PLR0913 - what a user of another library types
         ClientFailed: If the algorithm fails.
         Exception: What an environment or a callback raises.
     """
-    steps, actors = check_value("steps", steps, integer(1)), check_value("actors", actors, integer(1, 4096))
+    steps, actors = check_value("steps", steps, integer(1)), check_value("actors", actors, integer(1, 1024))
     source, folder = EnvironmentSource(env), Path(run_dir) if run_dir is not None else None
     _check_source(source, folder, actors, processes=processes, evaluates=evaluate_every is not None)
     entry = ALGORITHMS.get(algorithm)
@@ -196,14 +196,9 @@ def train(  # noqa: PLR0913 - what a user of another library types
         if client_id in learner.resumed_clients:
             learner.wait(client_id=client_id, version=0, timeout_s=CREDIT_WAIT_S)
         before = _client(learner.status(), client_id).get("steps", 0)
-        with (
-            (
-                ActorProcesses(learner.address, plan, folder)
-                if processes and folder
-                else ActorThreads(learner.address, plan, spaces)
-            ) as team,
-            _bar(client_id, before, steps, shown=progress) as show,
-        ):
+        apart = folder if processes else None
+        team = ActorProcesses(learner.address, plan, apart) if apart else ActorThreads(learner.address, plan, spaces)
+        with team, _bar(client_id, before, steps, shown=progress) as show:
             _follow(learner, team, client_id, [show, *callbacks])
             try:
                 learner.drain(timeout_s=CREDIT_WAIT_S)
@@ -241,7 +236,8 @@ def _follow(learner: Learner, actors: ActorProcesses | ActorThreads, client_id: 
     while actors.running():
         report = await_status(learner)
         client = _client(report, client_id) if report is not None else {}
-        now = [client.get(key) for key in ("steps", "episodes", "updates", "version", "evaluator")]
+        now = [client.get(key) for key in ("steps", "episodes", "updates", "version")]
+        now.append(client.get("evaluator", {}).get("evaluations"))
         if client and now != seen:
             seen = now
             if [None for callback in callbacks if callback(client) is False]:

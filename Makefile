@@ -42,17 +42,17 @@ $(VENV)/.extension: $(EXTENSION) | $(VENV)/.installed
 
 venv-test: $(VENV)/.installed-test $(VENV)/.extension  ## the same with the test extras and Ray (80 MB to download, 240 MB on disk)
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,test]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,web,test]'
 	@touch $@
 
 venv-dev: $(VENV)/.installed-dev $(VENV)/.extension  ## the same with ruff, mypy, build and the libraries of the adapters
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,sb3,torchrl,pettingzoo,test,dev,recipes]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,ray,web,wandb,mlflow,sb3,torchrl,pettingzoo,test,dev,recipes]'
 	@touch $@
 
 # The Python reference imports the package, so its environment is the learner's.
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,docs]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,web,docs]'
 	@touch $@
 
 docs: $(VENV)/.installed-docs  ## the documentation site in docs/_build/html; a warning, a dead link or an unknown name fails

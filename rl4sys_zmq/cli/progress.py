@@ -62,7 +62,7 @@ def _left(row: ClientStatusRow, client: Mapping[str, Any]) -> str:
     total = client.get("parameters", {}).get("total_steps") or 0
     if row.state != "running" or row.steps >= total or row.steps_per_s <= 0:
         return ""
-    return f"about {span_text((total - row.steps) / row.steps_per_s)} to {total:,} steps"
+    return f"about {span_text((total - row.steps) / row.steps_per_s)} to {total:,} steps, the end of its schedule"
 
 
 class ReturnTrend:

@@ -164,7 +164,7 @@ class Learner(Resource):
         run_dir, run = self.config.run_dir, describe_run(self.config)
         moved = move_misplaced(run_dir) if run_dir is not None else []
         if run_dir is not None:
-            self._recorder = Recorder(run_dir, {**run.config, COMMENT: {"id": run.run_id, "commit": run.commit}})
+            self._recorder = Recorder(run_dir, {**self.config.to_json(), COMMENT: {"id": run.run_id, "commit": run.commit}})
         if self.config.alarms is not None:
             self._alarms = AlarmSender(self.config.alarms, run_dir)
         self._loggers = [LoggerThread(name, logger, run) for name, logger in logger_classes(self.config).items()]

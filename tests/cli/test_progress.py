@@ -107,7 +107,7 @@ def test_a_schedule_of_known_length_has_the_time_that_is_left(clock: Clock, caps
             known["clients"]["luna"]["parameters"] = {"total_steps": 60_500}
             shown.show(known, "a note")
         line = " ".join(capsys.readouterr().out.split("\n")[-3:])
-        assert "; about 10 min to 60,500 steps; a note" in " ".join(line.split())
+        assert "; about 10 min to 60,500 steps, the end of its schedule; a note" in " ".join(line.split())
         for parameters in ({"total_steps": 500}, {"total_steps": None}, {}):
             clock.now += 1
             known = report(int(100 * (clock.now - 1000)))

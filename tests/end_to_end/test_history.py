@@ -90,7 +90,7 @@ def test_with_keys_only_an_admin_gets_records_and_only_of_own_clients(tmp_path: 
     write_keys(tmp_path, {"admin": ["admin"], "actor": ["submit", "read_weights"], "own": ["admin"]})
     users = tmp_path / "users.toml"
     head, own = users.read_text().split("[own]")
-    users.write_text(f"{head}[own]{own.replace('*', 'lab')}")
+    users.write_text(head + "[own]" + own.replace("['*']", "['lab']"))
     with Learner(LearnerConfig(bind=TCP, run_dir=None, keys=tmp_path)) as learner, ExitStack() as stack:
         for client_id in ("lab", "luna"):
             trained(learner.address, client_id, keys=tmp_path / "actor.keys")

@@ -110,10 +110,10 @@ def train(learner: Learner) -> dict[str, Any]:
 
 def test_a_logger_gets_the_run_its_figures_events_and_final_policy(tmp_path: Path, named: Any) -> None:
     kept = Kept()
-    with Learner(config(tmp_path, named("kept", kept))) as learner:
+    with Learner(config(tmp_path, named("kept", kept), alarms={"webhook": "http://127.0.0.1:9/secret"})) as learner:
         assert train(learner) == {"kept": {}}
     assert kept.closed == 1 and kept.run is not None
-    assert kept.run.name == "run" and kept.run.config["loggers"] == ["kept"]
+    assert kept.run.name == "run" and kept.run.config["loggers"] == ["kept"] and "alarms" not in kept.run.config
     returns = [(step, values["charts/episodic_return"]) for _, step, values in kept.figures if "charts/episodic_return" in values]
     assert returns == [(8, 8.0), (12, 4.0)]
     logged = [event for event in read_log(tmp_path / "run") if event["event"] == "metrics"]

@@ -8,6 +8,8 @@ import pytest
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.learner.gateway.system import MOST_PROCESSES, SystemTable
 from rl4sys_zmq.machine import MAX_HOST
+from rl4sys_zmq.security.access import User
+from rl4sys_zmq.security.authorizer import Authorizer
 from rl4sys_zmq.wire.messages import ActorReport
 
 
@@ -66,3 +68,10 @@ def test_each_round_replaces_the_learners_own_figures(lab: Lab) -> None:
     ]
     lab.table.note_own({1: {"pid": 1}}, {})
     assert lab.pids() == [1]
+
+
+def test_an_operator_of_one_client_sees_no_other_processes() -> None:
+    report: dict[str, Any] = {"clients": {}, "system": [{"client_id": name} for name in ("", "luna", "mars")]}
+    user = User(name="ann", key="k" * 40, client_ids=frozenset({"luna"}), roles=frozenset({"admin"}), expires_unix_s=None)
+    assert Authorizer.visible_status(user, report)["system"] == [{"client_id": "luna"}]
+    assert Authorizer.visible_status(None, report)["system"] == report["system"]

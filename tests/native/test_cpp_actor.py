@@ -361,6 +361,7 @@ def test_keys(driver: Driver, records: Records, tmp_path: Path) -> None:
         ({"relays": ["host:1"]}, "relays: the C\\+\\+ client takes its weights from the learner"),
         ({"inference": "remote"}, "inference: .* give local"),
         ({"sidecar": True}, "sidecar: "),
+        ({"report_system": True}, "report_system: "),
         ({"image_codec": "png"}, "image_codec: "),
         ({"overflow": "block"}, "overflow: expected 'drop_oldest' or 'wait', not 'block'"),
         ({"send_frequency": 0}, "send_frequency: expected an integer from 1 to 8192, not 0"),

@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +19,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rl4sys_zmq.web.health import ANSWER_S, alive, ready
 from rl4sys_zmq.web.metrics import COUNTER, FIGURES, MAX_LABELS, metrics_text
+from rl4sys_zmq.web.watcher import LearnerSnapshot
 
 ADDRESS = "tcp://lab:50051"
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The knowledge of a watcher about its learner."""
-
-    address: str = ADDRESS
-    report: Mapping[str, Any] | None = None
-    answered_unix_s: float | None = None
-    error: str = ""
+def answered(report: Mapping[str, Any]) -> LearnerSnapshot:
+    return LearnerSnapshot(ADDRESS, report, time.time(), "")
 
 
-def answered(report: Mapping[str, Any], **other: Any) -> Any:
-    return Snapshot(report=report, answered_unix_s=time.time(), **other)
-
-
-def samples(*snapshots: Any, **options: Any) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def samples(*snapshots: LearnerSnapshot, **options: Any) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return each sample by its name and its labels, without that of the learner."""
     found = {}
     for family in text_string_to_metric_families(metrics_text(snapshots, **options).decode()):
@@ -128,8 +118,8 @@ def test_processes_and_machines_have_figures_but_those_of_actors_only_on_request
 
 
 def test_a_learner_that_does_not_answer_has_one_figure_and_those_beside_it_have_all(report: dict[str, Any]) -> None:
-    old = Snapshot("tcp://old:1", report, time.time() - ANSWER_S - 1, "silent")
-    never = Snapshot("tcp://never:1", None, None, "refused")
+    old = LearnerSnapshot("tcp://old:1", report, time.time() - ANSWER_S - 1, "silent")
+    never = LearnerSnapshot("tcp://never:1", None, None, "refused")
     families = text_string_to_metric_families(metrics_text([old, answered(report), never]).decode())
     found = [sample for family in families for sample in family.samples]
     assert {s.labels["learner"]: s.value for s in found if s.name == "rl4sys_up"} == {
@@ -176,7 +166,7 @@ def test_health_is_about_answers_and_readiness_about_workers() -> None:
     assert ready([answered(failed)]) == [f"{ADDRESS}: client luna is failed: no torch"]
     assert ready([answered({"clients": {"b": {"state": "starting"}}})]) == [f"{ADDRESS}: client b is starting"]
     assert ready([answered({"relay": True, "clients": {"luna": {"version": 3}}})]) == []
-    silent = [Snapshot(error="refused"), Snapshot("ipc://b", running, time.time() - 60)]
+    silent = [LearnerSnapshot(ADDRESS, None, None, "refused"), LearnerSnapshot("ipc://b", running, time.time() - 60, "")]
     assert [line.replace(" 61 s", " 60 s") for line in alive(silent)] == [
         f"{ADDRESS}: no answer so far: refused",
         "ipc://b: no answer for 60 s",

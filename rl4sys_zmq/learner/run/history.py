@@ -31,6 +31,9 @@ GONE = frozenset({"client_forgotten", "client_expired"})
 """The events after which a client's metrics are of no use."""
 
 
+_JSON = json.JSONEncoder(allow_nan=False, default=str, separators=(",", ":"))
+
+
 class _Kept(NamedTuple):
     number: int
     kind: object  # records of one kind are thinned out evenly
@@ -121,13 +124,13 @@ def _with_means(record: Mapping[str, Any]) -> dict[str, Any]:
 def _encoded(record: Mapping[str, Any]) -> bytes:
     """Return a record as JSON, with null for numbers that are not finite. One that is too long loses all but its name."""
     try:
-        content = json.dumps(record, allow_nan=False, default=str).encode()
+        content = _JSON.encode(record).encode()
     except ValueError:
-        content = json.dumps(_finite(record), default=str).encode()
+        content = _JSON.encode(_finite(record)).encode()
     if len(content) <= MAX_RECORD_BYTES:
         return content
     short = {name: value for name, value in record.items() if name in ("t", "event", "client_id", "step", "update")}
-    return json.dumps({**short, "too_long_bytes": len(content), "scalars": {}}).encode()
+    return _JSON.encode({**short, "too_long_bytes": len(content), "scalars": {}}).encode()
 
 
 def _finite(value: Any) -> Any:

@@ -58,7 +58,8 @@ class RunInfo:
 def describe_run(config: LearnerConfig) -> RunInfo:
     run_id = _earlier_id(config) or secrets.token_hex(4)
     name = config.run_dir.resolve().name if config.run_dir is not None else run_id
-    return RunInfo(run_id=run_id, name=name, run_dir=config.run_dir, config=config.to_json(), commit=_git_commit())
+    shown = {key: value for key, value in config.to_json().items() if key != "alarms"}  # a webhook's address can be a secret
+    return RunInfo(run_id=run_id, name=name, run_dir=config.run_dir, config=shown, commit=_git_commit())
 
 
 def _earlier_id(config: LearnerConfig) -> str:

@@ -149,9 +149,7 @@ class Learner(Resource):
                     self._memory = MemoryLimitThread(self.config.max_memory_bytes, gateway.relieve, gateway.stop)
                     self._memory.start()
                 if self.config.system_every_s:
-                    self._system = SystemThread(
-                        self.config.system_every_s, self.config.run_dir, gateway.system_workers, gateway.note_system
-                    )
+                    self._system = SystemThread(self.config.system_every_s, self.config.run_dir, gateway.note_system)
                     self._system.start()
             except BaseException:
                 self._end()

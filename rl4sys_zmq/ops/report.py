@@ -265,7 +265,7 @@ def _actor_lines(actors: Mapping[str, Any], total: int, width: int | None) -> li
         columns.pop()  # the names of actors have the hosts
     if width is not None and (over := _table_width(columns) - width) > 0:
         room = max(LEAST_NAME, max(map(len, columns[0])) - over)
-        columns[0] = [_cut(name, room) for name in columns[0]]
+        columns[0] = [cut_name(name, room) for name in columns[0]]
     for place, column in enumerate(columns):
         most = max(map(len, column))
         column[:] = [cell.ljust(most) if place in (0, 1, 8) else cell.rjust(most) for cell in column]
@@ -278,7 +278,7 @@ def _table_width(columns: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) + 2 for column in columns)
 
 
-def _cut(name: str, most: int) -> str:
+def cut_name(name: str, most: int) -> str:
     """Return a name with an ellipsis instead of its middle, so that it has at most `most` characters."""
     if len(name) <= most:
         return name

@@ -79,13 +79,12 @@ def import_plugins(modules: Iterable[str], file: str | os.PathLike[str] | None =
         try:
             importlib.import_module(module)
         except Exception as exc:  # a foreign module can raise anything; it is raised again as our error
-            message = f"plugin {module!r} cannot be imported: {reason_of(exc)}; {import_remedy(module, exc, file)}"
+            message = f"plugin {module!r} cannot be imported: {_reason(exc)}; {_remedy(module, exc, file)}"
             raise ConfigError(message, key="plugins") from exc
         _imported[module] = None
 
 
-def import_remedy(module: str, error: Exception, file: str | os.PathLike[str] | None = None) -> str:
-    """Return what a user can do if a module, which `file` names, cannot be imported."""
+def _remedy(module: str, error: Exception, file: str | os.PathLike[str] | None) -> str:
     path = Path(module)
     if path.suffix == ".py" or len(path.parts) > 1:
         return f"give the module's name, {path.stem}, and start with PYTHONPATH={path.parent}"
@@ -132,8 +131,7 @@ class Registry(Generic[E]):
             group: The group of entry points in which installed distributions offer entries.
             key: The configuration key for `ConfigError`.
             fold: A function that converts a name to the form that is compared and stored.
-            families: The location of each family's function, by the prefix of its names. The family ``""`` has all other names
-                of the form ``package.module:attribute``.
+            families: The location of each family's function, by the prefix of its names.
         """
         self.noun = noun
         self._type = entry_type
@@ -222,7 +220,7 @@ class Registry(Generic[E]):
     def _family(self, key: str) -> str | None:
         """Return the location of the function that creates the entry of a name; None if the name belongs to no family."""
         first, _, target = key.partition(":")
-        return self._families.get(first if ":" in target else "") if target else None
+        return self._families.get(first) if ":" in target else None
 
     def _load_point(self, key: str, point: EntryPoint) -> E:
         problem = ""
@@ -230,7 +228,7 @@ class Registry(Generic[E]):
         try:
             entry = point.load()
         except Exception as exc:  # noqa: BLE001  # a foreign module can raise anything; it is raised again as our error
-            problem, cause = reason_of(exc), exc
+            problem, cause = _reason(exc), exc
         else:
             if not isinstance(entry, self._type):
                 problem = f"it is a {type(entry).__name__}, not a {self._type.__name__}"
@@ -270,6 +268,5 @@ def _origin(point: EntryPoint) -> str:
     return f"{distribution} ({point.value})"
 
 
-def reason_of(exc: Exception) -> str:
-    """Return the class and the text of an exception in one line."""
+def _reason(exc: Exception) -> str:
     return " ".join(f"{type(exc).__name__}: {exc}".split())

@@ -20,7 +20,7 @@ from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.learner.run.deadletters import StoredDeadLetter, list_letters, read_letter
 from rl4sys_zmq.logs import printable
-from rl4sys_zmq.ops.report import byte_text
+from rl4sys_zmq.ops.report import byte_text, cut_name
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, read_submit
 from rl4sys_zmq.wire.frames import MAX_BODY_FRAMES
@@ -40,7 +40,7 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
         print_line(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
         return
     if letters:
-        names = [(_short(letter.client_id), _short(letter.actor_id)) for _, letter in letters]
+        names = [(cut_name(letter.client_id, NAME_CHARS), cut_name(letter.actor_id, NAME_CHARS)) for _, letter in letters]
         widths = [max(map(len, column)) for column in zip(("client", "actor"), *names, strict=True)]
         print_line(f"{'n':>4}  {'when (UTC)':<19}  {'client':<{widths[0]}}  {'actor':<{widths[1]}}  {'seq':>6}  {'bytes':>7}")
         for (n, letter), (client, actor) in zip(letters, names, strict=True):
@@ -52,11 +52,6 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
         print_line("no dead letters" + (f" of client {client_id}" if client_id is not None else ""))
     if undescribed:
         print_line(f"{len(undescribed)} more without a readable description; to print one: --show PATH, such as {undescribed[0]}")
-
-
-def _short(name: str) -> str:
-    """Return a name of at most 16 characters, with an ellipsis for what is left out."""
-    return name if len(name) <= NAME_CHARS else f"{name[: NAME_CHARS - 1]}\u2026"
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:

@@ -306,8 +306,7 @@ def deadletter(run: Path, show: str | None, client: str | None, json: bool, clea
 def plot(runs: tuple[Path, ...], output: Path | None, what: str, csv: Path | None, **options: Any) -> None:
     """Draw the learning curves of run directories into one picture.
 
-    Training that was undone is left out, and so is the time during which no learner ran. A client without episodes has its mean
-    reward per step.
+    Training that was undone is left out, and so is the time during which no learner ran.
 
     Runs of one client become one line: the mean of their moving means, in a band from the lowest to the highest. Values between
     two episodes are interpolated. Where some runs have ended, mean and band are those of the others, and the line is dotted.

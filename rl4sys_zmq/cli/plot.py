@@ -26,7 +26,8 @@ def plot_returns(
     require("learner", "matplotlib")
     curves = [curve for run in runs for curve in read_curves(run)]
     if not curves:
-        raise ConfigError(f"nothing was trained in {', '.join(map(str, runs))}: there are no episodes and no rewards")
+        remedy = "without episodes, see charts/mean_reward in TensorBoard"
+        raise ConfigError(f"no episode has ended in {', '.join(map(str, runs))}; {remedy}")
     groups, window = group_curves(curves, group or "client"), window or WINDOW
     output = output if output is not None else _free_name(Path("curve.png"))
     draw_curves(groups, output, target=target, axes=(x,) if x is not None else ("steps", "time"), window=window)
@@ -39,25 +40,16 @@ def plot_returns(
 
 def _facts(group: CurveGroup, window: int) -> Iterator[str]:
     counts = [len(curve.returns) for curve in group.curves]
-    steps = [curve.steps[-1] for curve in group.curves]
-    unit = "reports of rewards" if group.curves[0].per_step else "episodes"
-    yield f"{group.label}: {_range(counts)} {unit}, {_range(steps)} steps"
-    if group.curves[0].per_step:
-        yield f"reward per step over the last 10,000 steps: {_mean([c.returns[-1] for c in group.curves], '.3g')}"
-        return
+    yield f"{group.label}: {_range(counts)} episodes, {_range([curve.steps[-1] for curve in group.curves])} steps"
     for size in dict.fromkeys((window, WINDOW) if window < WINDOW else (window,)):
         means = [curve.returns[-size:].mean() for curve in group.curves]
-        yield f"mean of the last {min(size, max(counts))} episodes: {_mean(means, '.1f')}"
+        spread = f" ({min(means):.1f} to {max(means):.1f})" if len(means) > 1 else ""
+        yield f"mean of the last {min(size, max(counts))} episodes: {sum(means) / len(means):.1f}{spread}"
 
 
 def _range(values: Sequence[float]) -> str:
     low, high = f"{min(values):,.0f}", f"{max(values):,.0f}"
     return low if low == high else f"{low} to {high}"
-
-
-def _mean(values: Sequence[float], form: str) -> str:
-    spread = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
-    return f"{sum(values) / len(values):{form}}{spread}"
 
 
 def plot_system(runs: Sequence[Path], output: Path | None, csv: Path | None) -> None:

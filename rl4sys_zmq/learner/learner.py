@@ -34,7 +34,7 @@ from rl4sys_zmq.learner.run.resume import (
     open_journal,
     return_to_checkpoint,
 )
-from rl4sys_zmq.learner.run.run_loggers import LoggerThread, close_s, describe_run, logger_entries
+from rl4sys_zmq.learner.run.run_loggers import LoggerThread, close_s, describe_run, logger_classes
 from rl4sys_zmq.learner.run.system import SystemThread
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.memory_watch import MemoryLimitThread
@@ -149,9 +149,7 @@ class Learner(Resource):
                     self._memory = MemoryLimitThread(self.config.max_memory_bytes, gateway.relieve, gateway.stop)
                     self._memory.start()
                 if self.config.system_every_s:
-                    self._system = SystemThread(
-                        self.config.system_every_s, self.config.run_dir, gateway.system_workers, gateway.note_system
-                    )
+                    self._system = SystemThread(self.config.system_every_s, self.config.run_dir, gateway.note_system)
                     self._system.start()
             except BaseException:
                 self._end()
@@ -167,7 +165,7 @@ class Learner(Resource):
             self._recorder = Recorder(run_dir, {**self.config.to_json(), COMMENT: {"id": run.run_id, "commit": run.commit}})
         if self.config.alarms is not None:
             self._alarms = AlarmSender(self.config.alarms, run_dir)
-        self._loggers = [LoggerThread(entry, run) for entry in logger_entries(self.config)]
+        self._loggers = [LoggerThread(name, logger, run) for name, logger in logger_classes(self.config).items()]
         history = HistorySink(newest_records(run_dir, HISTORY_BYTES) if run_dir is not None else ())
         parts = (self._recorder or NullEventSink(), history, self._alarms, *self._loggers)
         sink = EventSinks([part for part in parts if part is not None])

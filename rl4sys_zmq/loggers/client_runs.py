@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,17 +20,14 @@ ENDS = {"client_forgotten", "client_expired"}
 class ClientRuns(ABC, Generic[R]):
     """A `RunLogger` with one run ``RUN/CLIENT`` for each client. ``R`` is the service's type of a run.
 
-    The number of events of each kind so far is the figure ``events/KIND``. Events without a client are left out.
+    Events without a client are left out.
     """
 
     def open(self, run: RunInfo) -> None:
         self._info = run
         self._runs: dict[str, R] = {}
-        self._steps: dict[str, int] = {}
-        self._events: Counter[tuple[str, str]] = Counter()
 
     def scalars(self, client_id: str, step: int, values: Mapping[str, float], at_unix_s: float) -> None:
-        self._steps[client_id] = step
         self._log(self._run(client_id), step, values, at_unix_s)
 
     def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
@@ -40,12 +36,9 @@ class ClientRuns(ABC, Generic[R]):
             return
         run = self._run(client_id)
         if name == CLIENT_READY:
-            self._steps[client_id] = fields["steps"]
             self._configure(run, {"algorithm": fields["algorithm"], **fields["parameters"]})
         elif name == "parameters_changed":
             self._configure(run, {key: new for key, (_, new) in fields["changes"].items()})
-        self._events[client_id, name] += 1
-        self._log(run, self._steps.get(client_id, 0), {f"events/{name}": self._events[client_id, name]}, at_unix_s)
         self._note(run, f"events/{name}", json.dumps({k: v for k, v in fields.items() if k != "client_id"}, default=str))
         if name in ENDS:
             self._finish(self._runs.pop(client_id))

@@ -33,11 +33,7 @@ GRID = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningCurve:
-    """The learning curve of one client in one run: ``N`` episodes in the order in which they ended.
-
-    For a client without episodes, ``N`` is the number of reports. `returns` then has the mean reward of the last 10,000 steps at
-    each.
-    """
+    """The learning curve of one client in one run: ``N`` episodes in the order in which they ended."""
 
     label: str  # the name of the curve in a picture
     client_id: str
@@ -52,17 +48,12 @@ class LearningCurve:
     run: str  # the name of the run directory
     seed: int | None  # of the training, as config.json has it
     settings: str  # what config.json says about the training of this client but for the seed, as text
-    per_step: bool  # True for a client without episodes
     # the learner's evaluations of versions, ``[M, 3]``: mean return, steps at the publication, seconds
     evaluations: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 3)))
 
     def over(self, axis: str) -> NDArray[np.float64]:
         """Return the place of each episode on one of `AXES`."""
         return {"steps": self.steps, "time": self.seconds, "updates": self.updates}[axis]
-
-    def mean(self, window: int) -> NDArray[np.float64]:
-        """Return the moving mean of the returns. Rewards per step are means already, and stay as they are."""
-        return self.returns if self.per_step else moving_mean(self.returns, window)
 
     def reached(self, target: float) -> tuple[float, int] | None:
         """Return the seconds and steps at which the mean return of `WINDOW` episodes first reached `target`, None for never."""
@@ -89,7 +80,7 @@ class CurveGroup:
         """
         ranges = [curve.over(axis)[[0, -1]] for curve in self.curves]
         grid = np.linspace(max(first for first, _ in ranges), max(last for _, last in ranges), GRID)
-        rows = [np.interp(grid, curve.over(axis), curve.mean(window), right=np.nan) for curve in self.curves]
+        rows = [np.interp(grid, curve.over(axis), moving_mean(curve.returns, window), right=np.nan) for curve in self.curves]
         return grid, np.asarray(rows)
 
 
@@ -98,9 +89,9 @@ def group_curves(curves: Sequence[LearningCurve], by: str) -> list[CurveGroup]:
     if by == "seed":
         names = [c.label if c.seed is None else f"{c.client_id}, seed {c.seed}" for c in curves]
         return [CurveGroup(name if names.count(name) == 1 else c.label, (c,)) for name, c in zip(names, curves, strict=True)]
-    groups: dict[tuple[str, str, bool], list[LearningCurve]] = {}
+    groups: dict[tuple[str, str], list[LearningCurve]] = {}
     for curve in curves:
-        groups.setdefault((curve.client_id, curve.settings, curve.per_step), []).append(curve)
+        groups.setdefault((curve.client_id, curve.settings), []).append(curve)
     found = []
     for members in groups.values():
         stem = os.path.commonprefix([curve.run for curve in members])  # noqa: RUF071  # of names, not of paths
@@ -124,7 +115,6 @@ class _ClientCurve:
 
     # return, steps, seconds and updates of each training episode, without those that a restart from a checkpoint has undone
     rows: list[tuple[float, float, float, float]] = field(default_factory=list)
-    rewards: list[tuple[float, float, float, float]] = field(default_factory=list)  # the same of the mean reward at each report
     lags: list[float] = field(default_factory=list)  # the policy lag in each record of metrics
     # mean return, steps and seconds of each evaluation, without undone ones
     evaluations: list[tuple[float, float, float]] = field(default_factory=list)
@@ -146,7 +136,6 @@ class _ClientCurve:
                 self.seconds(record["t"])
             case log_files.CLIENT_READY:  # the learner thread continues from here; what it had observed beyond is undone
                 self.rows = [row for row in self.rows if row[1] <= record["steps"]]
-                self.rewards = [row for row in self.rewards if row[1] <= record["steps"]]
                 self.evaluations = [row for row in self.evaluations if row[1] <= record["steps"]]
             case "metrics":
                 if "dist/policy_lag" in record["scalars"]:
@@ -157,13 +146,10 @@ class _ClientCurve:
                 if record["episodes"]:
                     seconds = self.seconds(record["t"])
                     self.rows += [(total, step, seconds, record["update"]) for step, total, _ in record["episodes"]]
-                elif not self.rows and "charts/mean_reward" in record["scalars"]:
-                    reward = record["scalars"]["charts/mean_reward"]
-                    self.rewards.append((reward, record["step"], self.seconds(record["t"]), record["update"]))
 
 
 def read_curves(run_dir: Path) -> list[LearningCurve]:
-    """Read the log of a run directory, and return a curve for each client with a finished episode, or else with rewards.
+    """Read the log of a run directory, and return a curve for each client with a finished episode.
 
     Episodes after the checkpoint from which the learner continued are left out, and so is the time during which no learner ran.
 
@@ -178,9 +164,9 @@ def read_curves(run_dir: Path) -> list[LearningCurve]:
         elif client_id := record.get("client_id"):
             clients.setdefault(client_id, _ClientCurve()).note(record)
     curves, config = [], _read_config(run_dir)
-    played = {client_id: client for client_id, client in sorted(clients.items()) if client.rows or client.rewards}
+    played = {client_id: client for client_id, client in sorted(clients.items()) if client.rows}
     for client_id, client in played.items():
-        returns, steps, seconds, updates = np.asarray(client.rows or client.rewards, dtype=np.float64).T
+        returns, steps, seconds, updates = np.asarray(client.rows, dtype=np.float64).T
         seed, settings = _settings(config, client_id)
         curves.append(
             LearningCurve(
@@ -193,7 +179,6 @@ def read_curves(run_dir: Path) -> list[LearningCurve]:
                 run=run_dir.name,
                 seed=seed,
                 settings=settings,
-                per_step=not client.rows,
                 policy_lag=float(np.mean(client.lags)) if client.lags else None,
                 evaluations=np.array(client.evaluations, np.float64).reshape(-1, 3),
             )
@@ -218,12 +203,12 @@ def _settings(config: Mapping[str, Any], client_id: str) -> tuple[int | None, st
 
 
 def write_curves(groups: Iterable[CurveGroup], path: Path, *, window: int = WINDOW) -> None:
-    """Write a CSV file with a row for each episode (or report) of each curve: its places, its value and the moving mean."""
-    names = ("group", "run", "client_id", "seed", "steps", "seconds", "updates", "value", "mean")
+    """Write a CSV file with a row for each episode of each curve: its places, its return and the moving mean."""
+    names = ("group", "run", "client_id", "seed", "steps", "seconds", "updates", "return", "mean")
 
     def rows() -> Iterator[Sequence[object]]:
         for label, curve in ((group.label, curve) for group in groups for curve in group.curves):
-            columns = (curve.steps, curve.seconds, curve.updates, curve.returns, curve.mean(window))
+            columns = (curve.steps, curve.seconds, curve.updates, curve.returns, moving_mean(curve.returns, window))
             for numbers in zip(*(column.tolist() for column in columns), strict=True):
                 yield label, curve.run, curve.client_id, "" if curve.seed is None else curve.seed, *numbers
 
@@ -257,21 +242,18 @@ def draw_curves(
         RunDirectoryError: If the file cannot be written.
     """
     groups = [curve if isinstance(curve, CurveGroup) else CurveGroup(curve.label, (curve,)) for curve in curves]
-    kinds = sorted({group.curves[0].per_step for group in groups}) or [False]
-    figure = new_figure(5.5 * len(axes), 4.5 * len(kinds))
-    rows = figure.subplots(len(kinds), len(axes), sharey="row", squeeze=False)
-    for per_step, row in zip(kinds, rows, strict=True):
-        for axis, plot in zip(axes, row, strict=True):
-            for index, group in enumerate(groups):
-                if group.curves[0].per_step is per_step:
-                    (_draw_curve if len(group.curves) == 1 else _draw_band)(plot, group, axis, window, f"C{index % 10}")
-            if target is not None and not per_step:
-                plot.axhline(target, color="black", linewidth=0.8, linestyle="--", label=f"target {target:g}")
-            plot.set_xlabel(AXES[axis])
-            plot.set_xlim(left=0)
-            plot.grid(alpha=0.3)
-        row[0].set_ylabel("mean reward of the last 10,000 steps" if per_step else f"episodic return; line: mean of {window}")
-        add_legend(row[0])
+    figure = new_figure(5.5 * len(axes), 4.5)
+    plots = figure.subplots(1, len(axes), sharey=True, squeeze=False)[0]
+    for axis, plot in zip(axes, plots, strict=True):
+        for index, group in enumerate(groups):
+            (_draw_curve if len(group.curves) == 1 else _draw_band)(plot, group, axis, window, f"C{index % 10}")
+        if target is not None:
+            plot.axhline(target, color="black", linewidth=0.8, linestyle="--", label=f"target {target:g}")
+        plot.set_xlabel(AXES[axis])
+        plot.set_xlim(left=0)
+        plot.grid(alpha=0.3)
+    plots[0].set_ylabel(f"episodic return; line: mean of {window}")
+    add_legend(plots[0])
     save_figure(figure, path)
 
 
@@ -283,9 +265,8 @@ def _draw_curve(plot: Any, group: CurveGroup, axis: str, window: int, color: str
         where = place[axis] if axis in place else np.interp(place["steps"], curve.steps, curve.updates)
         style = {"color": color, "markersize": 4, "linewidth": 1}
         plot.plot(where, curve.evaluations[:, 0], "D--", label=shown(f"{group.label}, evaluated"), **style)
-    if not curve.per_step:
-        plot.plot(x, curve.returns, ".", color=color, markersize=2, alpha=0.25)
-    plot.plot(x, curve.mean(window), color=color, linewidth=2, label=shown(group.label))
+    plot.plot(x, curve.returns, ".", color=color, markersize=2, alpha=0.25)
+    plot.plot(x, moving_mean(curve.returns, window), color=color, linewidth=2, label=shown(group.label))
 
 
 def _draw_band(plot: Any, group: CurveGroup, axis: str, window: int, color: str) -> None:

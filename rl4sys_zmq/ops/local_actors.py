@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,12 @@ class EnvironmentSource:
     @contextmanager
     def opened(self, count: int) -> Iterator[list[Any]]:
         """Make `count` environments, and close them at the end, unless they belong to the caller."""
-        if isinstance(self.given, str):
-            made: Iterator[Any] = (make_environment({"id": self.given}) for _ in range(count))
-        else:
-            from rl4sys_zmq.serving.environments import make_environments
+        from rl4sys_zmq.serving.environments import make_environments
 
-            made = make_environments(self.given, count, {})
+        given = partial(make_environment, {"id": self.given}) if isinstance(self.given, str) else self.given
         with ExitStack() as stack:
             envs = []
-            for env in made:
+            for env in make_environments(given, count, {}):
                 envs.append(env)
                 if not self.single:
                     stack.callback(env.close)

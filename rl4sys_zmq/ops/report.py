@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +26,6 @@ MAX_LIBRARIES = 4
 BUSY_S = 5.0
 NODE_CHARS = 8
 """Number of characters of a Ray node's id that are shown."""
-
-_RANDOM = re.compile(r"(\.[0-9]+)-[0-9a-f]{8}$")
-"""The end of a default name of an actor: its process, and a random number."""
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float, width: int | None = None) -> list[str]:
@@ -246,18 +242,17 @@ def _actor_lines(actors: Mapping[str, Any], total: int, width: int | None) -> li
     """Return a table of the actors: first those that are not connected, then silent ones, each group by name."""
     numbers = ("received", "durable", "trained", "checkpointed", "credit_steps")
     order = sorted(actors.items(), key=lambda item: (item[1]["live"], item[1]["silent_s"] < QUIET_S, item[0]))
-    short = _short_names(actors)
     rows: list[tuple[str, ...]] = [("actor", "live", "silent", "received", "durable", "trained", "saved", "credit", "from")]
     for actor_id, actor in order[:MAX_ACTORS_SHOWN]:
         counts = (count_text(actor[name]) for name in numbers)
         live = "yes" if actor["live"] else "no"
-        rows.append((short[actor_id], live, span_text(actor["silent_s"]), *counts, actor.get("address", "")))
+        rows.append((printable(actor_id), live, span_text(actor["silent_s"]), *counts, actor.get("address", "")))
     columns = [list(column) for column in zip(*rows, strict=True)]
     if not any(columns[-1][1:]) or (width is not None and _table_width(columns) > width):
         columns.pop()  # the names of actors have the hosts
     if width is not None and (over := _table_width(columns) - width) > 0:
         room = max(LEAST_NAME, max(map(len, columns[0])) - over)
-        columns[0] = [_cut(name, room) for name in columns[0]]
+        columns[0] = [cut_name(name, room) for name in columns[0]]
     for place, column in enumerate(columns):
         most = max(map(len, column))
         column[:] = [cell.ljust(most) if place in (0, 1, 8) else cell.rjust(most) for cell in column]
@@ -270,14 +265,7 @@ def _table_width(columns: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) + 2 for column in columns)
 
 
-def _short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the names of actors without the random part of default names, where that is clear."""
-    short = {name: _RANDOM.sub(r"\1", name) for name in names}
-    uses = Counter(short.values())
-    return {name: printable(cut if uses[cut] == 1 else name) for name, cut in short.items()}
-
-
-def _cut(name: str, most: int) -> str:
+def cut_name(name: str, most: int) -> str:
     """Return a name with an ellipsis instead of its middle, so that it has at most `most` characters."""
     if len(name) <= most:
         return name

@@ -40,16 +40,6 @@ def read_system(run_dirs: Sequence[Path]) -> Series:
     return {label: sorted(records, key=lambda record: record["t"]) for label, records in series.items()}
 
 
-def by_machine(series: Series) -> Series:
-    """Return the records of one process for each machine: of the one with the most."""
-    machines: Series = {}
-    for records in series.values():
-        host = records[0]["host"]
-        if len(records) > len(machines.get(host, ())):
-            machines[host] = records
-    return machines
-
-
 def write_system(series: Series, path: Path) -> None:
     """Write a CSV file with a row for each record. Raise RunDirectoryError if it cannot be written."""
     write_csv(path, COLUMNS, ([record[column] for column in COLUMNS] for records in series.values() for record in records))
@@ -62,7 +52,8 @@ def draw_system(series: Series, path: Path) -> None:
     figure = new_figure(11, 12)
     plots = figure.subplots(4, 2, sharex=True).flat
     last = plots[-1]
-    for lines, panels in ((series, PROCESS), (by_machine(series), MACHINE)):
+    machines = {records[0]["host"]: records for records in sorted(series.values(), key=len)}  # those of the longest series
+    for lines, panels in ((series, PROCESS), (machines, MACHINE)):
         for title, key, unit in panels:
             plot = next(plots)
             for label, records in lines.items():

@@ -193,4 +193,4 @@ def test_wrong_usage_is_one_line_and_2(tmp_path: Path, arguments: list[str], wor
 def test_long_names_are_cut(tmp_path: Path) -> None:
     letter(tmp_path, "l" * 60, 12_345_678, actor_id="a" * 60)
     _, row, reason, _ = output(deadletter(tmp_path)).splitlines()
-    assert len(row) <= 80 and f"{'l' * 15}\u2026  {'a' * 15}\u2026" in row and reason == "      a reward is not finite"
+    assert len(row) <= 80 and f"{'l' * 8}\u2026{'l' * 7}  {'a' * 8}\u2026" in row and reason == "      a reward is not finite"

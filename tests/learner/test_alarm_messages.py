@@ -20,7 +20,8 @@ from rl4sys_zmq.config import AlarmsConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.run import alarm_messages
-from rl4sys_zmq.learner.run.alarm_messages import MAX_CHARS, QUEUE_ALARMS, AlarmSender, message
+from rl4sys_zmq.learner.run.alarm_messages import MAX_CHARS, AlarmSender, message
+from rl4sys_zmq.learner.run.record_thread import QUEUE_RECORDS
 from rl4sys_zmq.testing import FakeAlgorithm
 
 BELL = '#!/bin/sh\ncat >> "$0.messages"\necho >> "$0.messages"\n'
@@ -190,7 +191,7 @@ def test_a_receiver_that_hangs_does_not_hold_up_the_end(receiver: Receiver, make
     receiver.taken.get(timeout=60)
     sender.stop()
     assert sender.join(30)
-    assert counts(sender) == {"failed": 1, "dropped": 2}
+    assert counts(sender) == {"failed": 1, "records_dropped": 2}
 
 
 def test_nobody_listens(make_sender: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -225,9 +226,9 @@ def test_a_flood_is_one_message_of_a_kind_and_client_and_the_next_has_the_number
 
 def test_the_queue_is_bounded_and_passing_an_event_on_never_waits(make_sender: Any, tmp_path: Path) -> None:
     sender = make_sender(command=tmp_path / "absent", start=False)
-    for i in range(QUEUE_ALARMS + 7):
+    for i in range(QUEUE_RECORDS + 7):
         sender.event("gap", client_id=f"c{i}", actor_id="a", segments=1)
-    assert counts(sender) == {"dropped": 7}
+    assert counts(sender) == {"records_dropped": 7}
 
 
 def test_a_message_is_bounded_json_whatever_the_fields_are() -> None:

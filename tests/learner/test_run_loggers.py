@@ -19,7 +19,7 @@ from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.learner.run import record_thread
 from rl4sys_zmq.learner.run.log_files import TENSORBOARD, _event_folder, read_log
-from rl4sys_zmq.learner.run.run_loggers import LOGGERS, LoggerEntry, RunInfo, describe_run
+from rl4sys_zmq.learner.run.run_loggers import RunInfo, describe_run
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.policies import read_policy
 from rl4sys_zmq.policies.folder import encode_policy, write_policy
@@ -84,10 +84,11 @@ class Hangs(Kept):
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, RunLogger], str]:
-    monkeypatch.setattr(LOGGERS, "_entries", {})
+    known: dict[str, Any] = {}
+    monkeypatch.setattr("rl4sys_zmq.learner.run.run_loggers.LOGGERS", known)
 
     def add(name: str, logger: RunLogger) -> str:
-        LOGGERS.add(LoggerEntry(name=name, factory=lambda: logger), replace=False)
+        known[name] = lambda: logger
         return name
 
     return add
@@ -207,9 +208,9 @@ def test_a_logger_that_hangs_costs_nothing(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("wandbb", "unknown logger 'wandbb'; valid: mlflow, tensorboard, wandb; did you mean 'wandb'"),
-        ("no_such_module:Logger", "No module named.*install it, or add its folder to PYTHONPATH"),
-        ("json:NoSuchClass", "json.*no attribute 'NoSuchClass'; correct the module"),
+        ("wandbb", "unknown logger 'wandbb'; valid: tensorboard, wandb, mlflow, or package.module:Class"),
+        ("no_such_module:Logger", "No module named.*install what is missing"),
+        ("json:NoSuchClass", "json.*no attribute 'NoSuchClass'.*correct the entry"),
         ("wandb", r"pip install 'rl4sys-zmq\[wandb\]'"),
         ("mlflow", r"pip install 'rl4sys-zmq\[mlflow\]'"),
     ],
@@ -217,7 +218,6 @@ def test_a_logger_that_hangs_costs_nothing(
 def test_a_logger_that_cannot_be_used_is_an_error_before_the_start(
     name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LOGGERS, "_entries", {})
     for library in ("wandb", "mlflow"):
         monkeypatch.setitem(sys.modules, library, None)
         monkeypatch.delitem(sys.modules, f"rl4sys_zmq.loggers.{library}_runs", raising=False)
@@ -244,16 +244,8 @@ def test_a_learner_without_tensorboard_does_not_import_it(tmp_path: Path) -> Non
     assert (tmp_path / "run" / "log.jsonl").exists()
 
 
-def test_tensorboard_shows_the_names_of_clients(tmp_path: Path) -> None:
-    def folder(client_id: str) -> str:
-        path = _event_folder(tmp_path, client_id)
-        path.mkdir(exist_ok=True)
-        return path.name
-
-    first = [folder(name) for name in ("CartPole-v1", "cartpole-v1", "CARTPOLE-v1", "luna", "a b", "..", "x" * 201)]
-    assert first[:4] == ["CartPole-v1", "cartpole-v1%~0", "CARTPOLE-v1%~ff", "luna"]
-    assert first[4:6] == ["a%20b", "%2E."] and first[6].startswith("xxx") and "%-" in first[6]
-    assert [folder(name) for name in ("CartPole-v1", "cartpole-v1", "CARTPOLE-v1", "luna", "a b", "..", "x" * 201)] == first
-    assert len({name.lower() for name in first}) == len(first)
-    (tmp_path / "Mars%~1").mkdir()
-    assert folder("Mars") == "Mars%~1", "the folder of an earlier version is continued"
+def test_tensorboard_shows_the_names_of_clients() -> None:
+    names = ("CartPole-v1", "cartpole-v1", "luna", "a b", "A b", "..", "x" * 201)
+    folders = [_event_folder(name) for name in names]
+    assert folders[:6] == ["CartPole-v1", "cartpole-v1", "luna", "a%20b", "A%20b%~1", "%2E."]
+    assert folders[6].startswith("xxx") and "%-" in folders[6]

@@ -204,20 +204,6 @@ def test_groups_are_drawn_over_each_axis(tmp_path: Path, axis: str) -> None:
         assert words in drawn
 
 
-def test_a_client_without_episodes_has_its_reward_per_step(tmp_path: Path) -> None:
-    def report(t: float, step: int, reward: float) -> dict[str, Any]:
-        return {**metrics(t), "step": step, "update": step // 10, "scalars": {"charts/mean_reward": reward}}
-
-    rows = (report(1.0, 10, 0.5), report(2.0, 30, 0.7), ready(3.0, 20), report(4.0, 25, 0.6))
-    run = write_log(tmp_path / "run", *rows, metrics(5.0, (9, 9.0), client="sol"))
-    luna, sol = read_curves(run)
-    assert luna.per_step and not sol.per_step
-    assert (luna.returns.tolist(), luna.steps.tolist(), luna.updates.tolist()) == ([0.5, 0.6], [10, 25], [1, 2])
-    assert luna.mean(100).tolist() == [0.5, 0.6]
-    draw_curves([luna, sol], tmp_path / "curves.svg", target=3.0)
-    assert "mean reward of the last 10,000 steps" in (tmp_path / "curves.svg").read_text()
-
-
 def test_the_table_has_each_episode(tmp_path: Path) -> None:
     groups = group_curves(read_curves(seeded(tmp_path, 7, [1.0, 3.0, 5.0])), "client")
     write_curves(groups, tmp_path / "curve.csv", window=2)
@@ -226,6 +212,6 @@ def test_the_table_has_each_episode(tmp_path: Path) -> None:
     assert [(row["run"], row["seed"], row["steps"], row["updates"]) for row in rows] == [
         ("run-7", "7", f"{10 * n}.0", f"{n}.0") for n in (1, 2, 3)
     ]
-    assert [(float(row["value"]), float(row["mean"])) for row in rows] == [(1.0, 1.0), (3.0, 2.0), (5.0, 4.0)]
+    assert [(float(row["return"]), float(row["mean"])) for row in rows] == [(1.0, 1.0), (3.0, 2.0), (5.0, 4.0)]
     with pytest.raises(RunDirectoryError, match="cannot be written"):
         write_curves(groups, tmp_path / "nowhere" / "curve.csv")

@@ -65,8 +65,6 @@ def test_the_figures_are_those_of_the_status(report: dict[str, Any]) -> None:
     assert found["rl4sys_steps", (luna,)] == 8
     assert found["rl4sys_episode_return_mean", (luna,)] == client["mean_return"]
     assert found["rl4sys_training", (luna, ("tag", "dist/version"))] == 1
-    assert found["rl4sys_step_lag_versions_bucket", (luna, ("le", "0"))] == 8
-    assert found["rl4sys_step_lag_versions_bucket", (luna, ("le", "+Inf"))] == 8
     assert found["rl4sys_actors", (luna, ("state", "live"))] == 1
     assert found["rl4sys_journal_limit_bytes", ()] == report["journal"]["max_bytes"]
     assert not [labels for _, labels in found if any(name == "actor" for name, _ in labels)]
@@ -98,7 +96,7 @@ def test_promtool_finds_nothing_to_criticise(report: dict[str, Any]) -> None:
 
 def test_every_figure_has_a_help_and_a_name_of_its_own() -> None:
     names = [figure.full_name for _, figures in FIGURES for figure in figures]
-    assert len(names) == len(set(names)) > 50
+    assert len(names) == len(set(names)) > 40
     for _, figures in FIGURES:
         for figure in figures:
             assert figure.help and not figure.help.endswith(".")
@@ -138,10 +136,7 @@ def test_a_learner_that_does_not_answer_has_one_figure_and_those_beside_it_have_
         {},
         {"clients": 3, "counters": [1], "journal": "x", "system": {"a": 1}, "security": 7},
         {
-            "clients": {
-                "luna": None,
-                "mars": {"verdicts": {1: "x"}, "policy_lags": {"x-y": 1, "3-": 2, "-": 1}, "alarms": {"a": 2}},
-            }
+            "clients": {"luna": None, "mars": {"verdicts": {1: "x"}, "alarms": {"a": 2}}},
         },
         {"clients": {"luna": {"steps": 10**400, "accepted": True, "mean_return": float("nan"), "checkpoint": {"age_s": "1"}}}},
         {"system": [None, 3, {"role": "learner", "host": 5, "cpu": []}], "version": None, "uptime_s": []},

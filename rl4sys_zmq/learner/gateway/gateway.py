@@ -379,19 +379,16 @@ class Gateway(Worker):
         with suppress(Closed):
             self.call(lambda: self.core.change_access(access))
 
-    def system_workers(self) -> Future[Mapping[int, str]]:
-        """Ask for the client of each worker process on this machine. Any thread can call this."""
+    def note_system(self, usages: Mapping[int, Usage], clients: Mapping[int, str]) -> Future[Mapping[int, str]]:
+        """Record the figures of this process and of its workers, and return the worker processes of now, with their clients."""
 
-        def found() -> Mapping[int, str]:
+        def note() -> Mapping[int, str]:
+            self.core.system.note_own(usages, clients)
             described = {c.client_id: c.worker.handle.describe() for c in self.core.registry if c.worker.handle is not None}
             own = platform.node()
             return {d["pid"]: name for name, d in described.items() if d.get("pid") and d.get("host", own) == own}
 
-        return self.call(found)
-
-    def note_system(self, usages: Mapping[int, Usage], clients: Mapping[int, str]) -> Future[None]:
-        """Record the figures of this process and of its workers. Any thread can call this."""
-        return self.call(lambda: self.core.system.note_own(usages, clients))
+        return self.call(note)
 
     def status(self) -> dict[str, Any]:
         """Return the learner's status as a JSON document."""

@@ -18,7 +18,7 @@ from rl4sys_zmq.learner.registry.policy_checks import (
     require_rewards,
     require_use,
 )
-from rl4sys_zmq.learner.run.run_loggers import logger_entries
+from rl4sys_zmq.learner.run.run_loggers import logger_classes
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.replay.demonstrations import read_demonstrations
 
@@ -32,8 +32,7 @@ def check_buildable(config: LearnerConfig) -> None:
     A section for an algorithm that this learner does not have is no error. Plugins must have been imported.
     """
     check_engines(config)
-    for logger in logger_entries(config):
-        logger.load()
+    logger_classes(config)
     if config.default_algorithm is not None:
         ALGORITHMS.get(config.default_algorithm)
     for name, parameters in config.algorithms.items():

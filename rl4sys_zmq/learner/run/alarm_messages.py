@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -18,9 +18,9 @@ from rl4sys_zmq.child_process import ChildProcess, child_environment, end_text, 
 from rl4sys_zmq.config import AlarmsConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.learner.run import webhook
+from rl4sys_zmq.learner.run.record_thread import RecordThread
 from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.logs import get_logger, printable
-from rl4sys_zmq.resource import Worker
 
 log = get_logger(__name__)
 
@@ -29,7 +29,6 @@ SENT: Final = frozenset(
     {ALARM, "checkpoint_damaged", "checkpoint_failed", "client_failed", "gap", "journal_rescued", "loss_accepted"}
 )
 """The events about which messages are sent."""
-QUEUE_ALARMS = 1000
 SEND_S = 10.0
 """Longest time for one message to one receiver, in seconds. Then its process is killed, with those that it has started."""
 CLOSE_S = 1.0
@@ -89,50 +88,32 @@ def _run(command: list[str], text: bytes, over: Callable[[], bool], errors: int 
     return (said or end_text(code)) if code else ""
 
 
-class AlarmSender(NullEventSink, Worker):
+class AlarmSender(NullEventSink, RecordThread):
     """The thread that sends messages, and an event sink.
 
     Its counters are ``sent`` and ``failed`` (messages, for each receiver), ``left_out`` (by the rate limit of each kind and
-    client) and ``dropped`` (because the queue was full, or the learner ended).
+    client) and ``records_dropped`` (because the queue was full, or the learner ended).
     """
 
     def __init__(self, config: AlarmsConfig, run_dir: Path | None) -> None:
-        Worker.__init__(self, "rl4sys-alarms")
-        self.counters = Counters()
+        RecordThread.__init__(self, "rl4sys-alarms", "messages about alarms", (), Counters())
         self._config, self._run_dir = config, run_dir
-        self._queue: queue.Queue[tuple[str, dict[str, Any], float] | None] = queue.Queue(QUEUE_ALARMS)
         self._sent: dict[tuple[str, str], list[float]] = {}  # by kind and client: the Unix time, and how many were left out since
         self._close_at = float("inf")
 
     def event(self, name: str, /, **fields: Any) -> None:
         """Queue a message about an event if it is one of `SENT`."""
         if name in SENT:
-            try:
-                self._queue.put_nowait((name, fields, time.time()))
-            except queue.Full:
-                self.counters.add("dropped")
-
-    def run(self) -> None:
-        while (queued := self._queue.get()) is not None:
-            if time.monotonic() > self._close_at:
-                self.counters.add("dropped")
-            else:
-                self._send(*queued)
+            self.put(partial(self._send, name, fields, time.time()))
 
     def stop(self) -> None:
         """End the thread within about `CLOSE_S` seconds."""
-        if not self._stop_asked.is_set():
-            super().stop()
-            self._close_at = time.monotonic() + CLOSE_S
-            while True:
-                try:
-                    return self._queue.put_nowait(None)
-                except queue.Full:
-                    with contextlib.suppress(queue.Empty):
-                        self._queue.get_nowait()
-                        self.counters.add("dropped")
+        self._close_at = min(self._close_at, time.monotonic() + CLOSE_S)
+        super().stop()
 
     def _send(self, name: str, fields: dict[str, Any], at_unix_s: float) -> None:
+        if time.monotonic() > self._close_at:
+            return self.counters.add("records_dropped")
         key = str(fields.get(ALARM, name)), str(fields.get("client_id", ""))
         last = self._sent.get(key)
         if last is not None and at_unix_s - last[0] < self._config.every_s:

@@ -16,9 +16,10 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from rl4sys_zmq.learner.run.log_files import LEARNER_STARTED, metrics_record
+from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
 METRICS, SYSTEM = "metrics", "system"
 MAX_METRICS, MAX_SYSTEM, MAX_EVENTS = 500, 2_000, 200
@@ -75,10 +76,7 @@ class History:
     ) -> tuple[bytes, int]:
         """Return the kept records from `number` on as a JSON array, and the number with which to ask for those after them.
 
-        Args:
-            number: The first record of interest.
-            may_see: Returns True for the clients whose records the reader may see. Records without a client are for all.
-            max_bytes: Space for records, in bytes. The oldest are returned first.
+        The oldest come first, as many as fit into `max_bytes`. Left out are those of clients for which `may_see` returns False.
         """
         tails = [series[bisect_left(series, number, key=lambda kept: kept.number) :] for series in self._series.values()]
         found: list[bytes] = []
@@ -150,7 +148,7 @@ def _finite(value: Any) -> Any:
 log = get_logger(__name__)
 
 
-class HistorySink:
+class HistorySink(NullEventSink):
     """An event sink that keeps records in a `History`. Any thread can use it."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -176,12 +174,6 @@ class HistorySink:
 
     def event(self, name: str, /, **fields: Any) -> None:
         self._add({"t": round(time.time(), 3), "event": name, **fields})
-
-    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
-        """Do nothing."""
-
-    def forget(self, client_id: str) -> None:
-        """Do nothing."""
 
     def _add(self, record: Mapping[str, Any]) -> None:
         with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from abc import abstractmethod
 from collections.abc import Callable
 
 from rl4sys_zmq.counters import Counters
@@ -18,7 +17,7 @@ FLUSH_S = 1.0
 
 
 class RecordThread(Worker):
-    """A thread that makes the calls in its queue, one after another. Subclasses define `close`, its last call, and maybe `flush`.
+    """A thread that makes the calls in its queue, one after another. Subclasses can define `flush`, and `close`, its last call.
 
     The queue has at most `QUEUE_RECORDS` calls. If it is full, they are dropped and counted as ``records_dropped``. An expected
     error in a call is counted as ``write_errors``. The first, the second, the fourth, ... of each are logged.
@@ -34,9 +33,8 @@ class RecordThread(Worker):
     def flush(self) -> None:
         """Pass on what is buffered, if anything is. The thread calls this about once a second."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Release everything."""
+        """Release everything, if anything is held."""
 
     def put(self, call: Callable[[], None]) -> None:
         """Add a call to the queue, from any thread, without waiting."""

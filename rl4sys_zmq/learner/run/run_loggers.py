@@ -1,4 +1,4 @@
-"""The registry of loggers, which show the figures of a run elsewhere, such as in W&B, and the thread in which each one works."""
+"""Loggers, which show the figures of a run elsewhere, such as in W&B, and the thread in which each one works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
@@ -26,7 +26,7 @@ from rl4sys_zmq.learner.run.resume import BEST, CHECKPOINTS, CONFIG, NEVER
 from rl4sys_zmq.learner.run.stored_policies import newest_policy
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.names import folder_name
-from rl4sys_zmq.plugins import Registry, import_remedy, load_object, reason_of
+from rl4sys_zmq.plugins import load_factory
 from rl4sys_zmq.policies.folder import encode_policy
 from rl4sys_zmq.private import write_folder
 from rl4sys_zmq.wire.thread_messages import TrainingMetrics
@@ -80,73 +80,35 @@ def _git_commit() -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggerEntry:
-    """The description of a logger in the registry.
-
-    Attributes:
-        name: The name for configurations, such as ``wandb``.
-        factory: Creates a `RunLogger`, or its location ``"package.module:attribute"``.
-        extra: The optional dependency group of this package that it needs; empty if none.
-    """
-
-    name: str
-    factory: Callable[[], RunLogger] | str
-    extra: str = ""
-
-    def load(self) -> Callable[[], RunLogger]:
-        """Return the factory. Raise ConfigError if it cannot be imported."""
-        if not isinstance(self.factory, str):
-            return self.factory
-        try:
-            return cast("Callable[[], RunLogger]", load_object(self.factory))
-        except Exception as exc:  # a foreign module can raise anything; it is raised again as our error
-            remedy = import_remedy(self.factory.partition(":")[0], exc) if isinstance(exc, ImportError) else "correct the module"
-            remedy = f"pip install 'rl4sys-zmq[{self.extra}]'" if self.extra else remedy
-            raise ConfigError(f"logger {self.name!r} cannot be imported: {reason_of(exc)}; {remedy}", key="loggers") from exc
+LOGGERS = {"wandb": "rl4sys_zmq.loggers.wandb_runs:WandbRuns", "mlflow": "rl4sys_zmq.loggers.mlflow_runs:MlflowRuns"}
+"""The classes of this package's own loggers by name, each of which is also the extra that it needs."""
 
 
-TENSORBOARD_ENTRY = LoggerEntry(name=TENSORBOARD, factory="")
-"""A name without a class: `RunDirectoryWriter` writes the event files, whose size it limits."""
+def logger_classes(config: LearnerConfig) -> dict[str, Callable[[], RunLogger]]:
+    """Return the configured loggers without TensorBoard's, by name. Raise ConfigError if one does not exist."""
+    return {name: _logger_class(name) for name in config.loggers if name != TENSORBOARD}
 
 
-def own_logger(name: str) -> LoggerEntry:
-    """Return the entry of a class that the configuration names as ``package.module:Class``."""
-    return LoggerEntry(name=name, factory=name)
-
-
-LOGGERS = Registry(
-    LoggerEntry,
-    {
-        TENSORBOARD: f"{__name__}:TENSORBOARD_ENTRY",
-        "wandb": "rl4sys_zmq.loggers:WANDB",
-        "mlflow": "rl4sys_zmq.loggers:MLFLOW",
-    },
-    noun="logger",
-    group="rl4sys_zmq.loggers",
-    key="loggers",
-    families={"": f"{__name__}:own_logger"},
-)
-"""The registry of all loggers, by name."""
-
-
-def logger_entries(config: LearnerConfig) -> list[LoggerEntry]:
-    """Return all configured loggers without TensorBoard's. Raise ConfigError if there is no such logger."""
-    return [LOGGERS.get(name) for name in config.loggers if name != TENSORBOARD]
+def _logger_class(name: str) -> Callable[[], RunLogger]:
+    location: Callable[[], RunLogger] | str = LOGGERS.get(name, name)
+    if location == name and ":" not in name:
+        valid = ", ".join([TENSORBOARD, *LOGGERS])
+        raise ConfigError(f"unknown logger {name!r}; valid: {valid}, or package.module:Class", key="loggers")
+    return load_factory(location, f"logger {name!r}", "loggers", name if name in LOGGERS else "")
 
 
 def close_s(config: LearnerConfig) -> float:
     """Return the time that the loggers have at the end of the learner, after `LearnerConfig.shutdown_timeout_s`."""
-    return CLOSE_S if logger_entries(config) else 0.0
+    return CLOSE_S if {*config.loggers} - {TENSORBOARD} else 0.0
 
 
 class LoggerThread(NullEventSink, RecordThread):
     """The thread of one logger, and an event sink. If the logger cannot be opened, the thread ends and drops all."""
 
-    def __init__(self, entry: LoggerEntry, run: RunInfo) -> None:
-        RecordThread.__init__(self, f"rl4sys-logger-{entry.name}", f"logger {entry.name}", (Exception,), Counters())
-        self.title = entry.name
-        self._factory, self._run, self._failed = entry.load(), run, False
+    def __init__(self, title: str, factory: Callable[[], RunLogger], run: RunInfo) -> None:
+        RecordThread.__init__(self, f"rl4sys-logger-{title}", f"logger {title}", (Exception,), Counters())
+        self.title = title
+        self._factory, self._run, self._failed = factory, run, False
         self._logger: RunLogger  # of the thread
 
     def metrics(self, client_id: str, metrics: TrainingMetrics) -> None:

@@ -16,24 +16,16 @@ log = get_logger(__name__)
 
 FIRST_S = 1.0
 ANSWER_S = 10.0
+Note = Callable[[Mapping[int, Usage], Mapping[int, str]], Future[Mapping[int, str]]]
+"""A function that takes figures and the clients of the workers among them. It returns the workers of now, with their clients."""
 
 
 class SystemThread(Worker):
-    """A thread that passes on the figures of this process and of its workers at regular intervals.
+    """A thread that passes on the figures of this process and of its workers at regular intervals, if psutil is installed."""
 
-    Without psutil it logs that once, and ends.
-    """
-
-    def __init__(
-        self,
-        every_s: float,
-        run_dir: Path | None,
-        workers: Callable[[], Future[Mapping[int, str]]],
-        note: Callable[[Mapping[int, Usage], Mapping[int, str]], Future[None]],
-    ) -> None:
-        """Create the thread. `workers` asks for the client of each worker process; `note` takes the figures and those."""
+    def __init__(self, every_s: float, run_dir: Path | None, note: Note) -> None:
         super().__init__("rl4sys-system")
-        self._every_s, self._run_dir, self._workers, self._note = every_s, run_dir, workers, note
+        self._every_s, self._run_dir, self._note = every_s, run_dir, note
 
     def run(self) -> None:
         """Measure until `stop` is called or the learner has closed. This is the body of the thread."""
@@ -43,11 +35,11 @@ class SystemThread(Worker):
             log.warning("the learner records no figures of its machine: %s", exc)
             return
         wait_s = min(FIRST_S, self._every_s)
+        clients: Mapping[int, str] = {}
         while not self._stop_asked.wait(wait_s):
             wait_s = self._every_s
             try:
-                clients = self._workers().result(ANSWER_S)
-                self._note(sampler.sample(clients), clients).result(ANSWER_S)
+                clients = self._note(sampler.sample(clients), clients).result(ANSWER_S)
             except FutureTimeout:  # the gateway is busy; its own alarms say so
                 continue
             except Closed:

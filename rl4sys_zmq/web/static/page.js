@@ -62,7 +62,7 @@ const shell = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${String(text).re
 const page = (learner, client) => `/client?${new URLSearchParams({learner, client})}`;
 
 function told(record) {
-  const rest = Object.entries(record).filter(([key, value]) => !["t", "event", "client_id"].includes(key) && value !== "" && value != null);
+  const rest = Object.entries(record).filter(([key, value]) => !["t", "event", "client_id", "parameters"].includes(key) && value !== "" && value != null);
   const text = rest.map(([key, value]) => key === "changes" && typeof value === "object"
     ? Object.entries(value).map(([k, v]) => Array.isArray(v) ? `${k} ${v.map(x => JSON.stringify(x)).join(" → ")}` : k).join(", ")
     : `${key.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");

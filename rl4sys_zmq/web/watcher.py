@@ -26,7 +26,7 @@ RELAY = "a relay answers at this address; give the address of its learner"
 
 @dataclass(frozen=True, slots=True)
 class LearnerSnapshot:
-    """What is known about one learner. `report` is its newest status, and `error` why there is no newer one, or ""."""
+    """The newest status of one learner, and in `error` why there is no newer one, or ""."""
 
     address: str
     report: Mapping[str, Any] | None

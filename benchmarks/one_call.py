@@ -4,8 +4,8 @@
 
 Both sides are what a user types: our `train` with its tested settings, and Stable-Baselines3's algorithm with its defaults, or,
 with ``--tuned``, with rl-zoo's values for the task. The two sides of a seed run one after the other, and take turns to be the
-first. The seconds are those of the call, without the import of torch. A return is the mean of greedy episodes with the last
-policy.
+first. Seconds and processor time are those of the call, without the import of torch. A return is the mean of greedy episodes with
+the last policy. With ``--processes``, the processor time is that of this process alone.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def ours(task: Task, steps: int, seed: int, episodes: int, *, processes: int) ->
     """Train in this process, or with actors in processes of their own."""
     where: dict[str, Any] = {"actors": processes, "processes": True, "run_dir": f"runs/one_call-{seed}"} if processes else {}
     ALGORITHMS.get(task.algorithm).load()
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     result = train(task.env, task.algorithm, steps=steps, seed=seed, progress=False, **where)
-    seconds = time.perf_counter() - began
+    times = {"seconds": round(time.perf_counter() - began, 2), "cpu_s": round(time.process_time() - began_cpu, 2)}
     assert result.status["steps"] == steps, result.status
-    return {"seconds": round(seconds, 2), "return": round(result.evaluate(episodes).mean, 1)}
+    return {**times, "return": round(result.evaluate(episodes).mean, 1)}
 
 
 def theirs(task: Task, steps: int, seed: int, episodes: int, *, tuned: bool) -> dict[str, float]:
@@ -72,7 +72,7 @@ def theirs(task: Task, steps: int, seed: int, episodes: int, *, tuned: bool) -> 
     values = json.dumps(CASES[task.case].peer_values if tuned else {})
     arguments = "--algorithm", task.algorithm, "--env", task.env, "--seed", seed, "--steps", steps, "--episodes", episodes
     found = run_peer("sb3", *arguments, "--values", values, limit_s=3600.0)
-    return {"seconds": found["seconds"], "return": round(sum(found["greedy"]) / episodes, 1)}
+    return {"seconds": found["seconds"], "cpu_s": found["cpu_s"], "return": round(sum(found["greedy"]) / episodes, 1)}
 
 
 def lines(code: str) -> int:
@@ -91,20 +91,16 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
         found = {side: sides[side](seed) for side in (sorted(sides) if number % 2 == 0 else sorted(sides, reverse=True))}
         rows.append({"seed": seed, **found})
         print(json.dumps({"task": name, **rows[-1]}), flush=True)
-    figures = {
+    pairs = {
         key: PairedFigures(tuple(row["ours"][key] for row in rows), tuple(row["theirs"][key] for row in rows))
-        for key in ("seconds", "return")
+        for key in ("seconds", "cpu_s", "return")
     }
-    record = {"task": name, "steps": steps, "lines": [lines(OURS), lines(THEIRS)], "rows": rows}
-    record["seconds"] = figures["seconds"].record()
-    seconds, returns = figures["seconds"], figures["return"]
-    print(
-        f"{name}, {steps:,} steps: {lines(OURS)} and {lines(THEIRS)} lines, "
-        f"{spread(seconds.ours).text(1)} and {spread(seconds.baseline).text(1)} s, ratio {spread(seconds.ratios).text()}; "
-        f"returns {spread(returns.ours).text(0)} and {spread(returns.baseline).text(0)}",
-        flush=True,
-    )
-    return record
+    print(f"{name}, {steps:,} steps: {lines(OURS)} and {lines(THEIRS)} lines")
+    for key, pair in pairs.items():
+        ratio = f", ratio {spread(pair.ratios).text()}" if key != "return" else ""
+        print(f"  {key}: {spread(pair.ours).text(1)} and {spread(pair.baseline).text(1)}{ratio}", flush=True)
+    records = {key: pair.record() for key, pair in pairs.items() if key != "return"}
+    return {"task": name, "steps": steps, "lines": [lines(OURS), lines(THEIRS)], "rows": rows, **records}
 
 
 def main() -> None:

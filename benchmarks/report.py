@@ -52,13 +52,10 @@ def pairs_row(label: str, found: dict[str, Any], goal: str = "-", reached: bool 
 
 
 def where() -> str:
-    """Return the machine, the versions and the commands of the records."""
-    rows = "| record | commit | load before | command |\n|---|---|---|---|\n"
-    for path in sorted(RESULTS.glob("*.json")):
-        record = json.loads(path.read_text())
-        if "machine" in record and "load" in record["machine"]:
-            load_, command = record["machine"]["load"][0], record["command"].replace(f"{ROOT}/", "")
-            rows += f"| `{path.name}` | `{record['commit'][:10]}` | {load_} | `{command}` |\n"
+    """Return the machine, the versions and the commands of the records that the page shows."""
+    rows = "| record | command |\n|---|---|\n"
+    for name in ("diffs", "durable", "fanout", "infer", "ingress", "step", "train"):
+        rows += f"| `{name}.json` | `{load(name)['command'].replace(f'{ROOT}/', '')}` |\n"
     machine = load("step")
     parts = [machine["machine"]["cpu"], f"{machine['machine']['cores']} cores", f"{machine['machine']['memory_gib']} GiB"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())

@@ -61,7 +61,8 @@ def test_a_wheel_has_each_module(built: set[Path]) -> None:
 
 
 def test_a_wheel_has_the_marker_of_a_typed_package_and_no_other_data(built: set[Path]) -> None:
-    assert {str(path) for path in built if path.suffix != ".py"} == {"rl4sys_zmq/py.typed", "rl4sys_zmq/_native.pyi"}
+    page = {f"rl4sys_zmq/web/static/{path.name}" for path in (ROOT / "rl4sys_zmq/web/static").iterdir()}
+    assert {str(path) for path in built if path.suffix != ".py"} == {"rl4sys_zmq/py.typed", "rl4sys_zmq/_native.pyi", *page}
 
 
 def test_an_extension_that_was_asked_for_is_built_or_the_install_fails(tmp_path: Path) -> None:

@@ -51,10 +51,10 @@ def main() -> None:
         ended.extend((names["self"].num_timesteps, float(i["episode"]["r"])) for i in names["infos"] if "episode" in i)
         return True
 
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     model.learn(options.steps, callback=watch)
-    seconds = time.perf_counter() - began
-    record = {"peer": f"{module.__name__} {options.algorithm}, one process", "seconds": round(seconds, 1), "episodes": ended}
+    times = {"seconds": round(time.perf_counter() - began, 1), "cpu_s": round(time.process_time() - began_cpu, 1)}
+    record = {"peer": f"{module.__name__} {options.algorithm}, one process", **times, "episodes": ended}
     returns = greedy(model, options.env, options.episodes, options.first_seed)
     print(json.dumps({**record, "greedy": returns}))
 

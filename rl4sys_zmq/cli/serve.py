@@ -17,7 +17,7 @@ from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, check_signals
-from rl4sys_zmq.cli.web import MODULES, page_of
+from rl4sys_zmq.cli.web import page_of, require_page
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.delivery.journal_marks import marks_path
@@ -160,7 +160,7 @@ def serve(
 
 
 def _check_page(config: LearnerConfig, keys: Path | None) -> None:
-    require("web", *MODULES)
+    require_page()
     if config.bind.startswith("inproc://"):
         raise ConfigError(f"a page cannot reach {config.bind} from its own process; bind the learner to tcp or ipc", key="web")
     if config.keys is not None and keys is None:

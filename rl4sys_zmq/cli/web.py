@@ -19,7 +19,6 @@ from rl4sys_zmq.logs import outlive_output
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.security.keys import read_user_keys
 
-MODULES = ("starlette", "uvicorn", "prometheus_client", "plotly")
 PATIENCE_S = 4.0
 """The time for the end of the page: a watcher can wait for an answer for 3 s."""
 
@@ -28,7 +27,7 @@ def web(
     addresses: Sequence[str], *, bind: str, keys: Path | None, token_file: Path | None, exit_with_stdin: bool, debug: bool
 ) -> None:
     """Serve the page of the learners at `addresses` until a signal. The help of the command describes the arguments."""
-    require("web", *MODULES)
+    require_page()
     from rl4sys_zmq.web.server import WebServer
     from rl4sys_zmq.web.watcher import Watcher
 
@@ -57,6 +56,11 @@ def web(
         server.serve(lambda: signals is not None and signals.received)
     if signals is not None:
         signals.check()
+
+
+def require_page() -> None:
+    """Refuse to run without the packages of the page."""
+    require("web", "starlette", "uvicorn", "prometheus_client", "plotly")
 
 
 def host_and_port(bind: str) -> str:
@@ -105,4 +109,4 @@ def page_of(address: str, bind: str | None, keys: Path | None) -> Iterator[None]
     finally:
         child.stdin.close()  # type: ignore[union-attr]
         child.stdout.close()  # type: ignore[union-attr]
-        child.end(PATIENCE_S)
+        child.end(0.0)  # it has nothing to save, and the learner's time to close is short

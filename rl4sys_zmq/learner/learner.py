@@ -262,15 +262,18 @@ class Learner(Resource):
         """Return the newest published version of a policy, with the training that it comes from.
 
         Raises:
-            KeyError: If no version was published.
-            LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
-            Closed: If the learner is not running.
+            ConfigError: If there is no such client, or it has published no version.
+            LearnerUnavailable, Closed: Under the same conditions as in `status`.
         """
-        gateway = self._running
-        policy = self._ask(lambda: gateway.newest_policy(client_id))
-        if policy is None:
-            raise KeyError(f"client {client_id!r} has published no version")
-        return policy
+        core = self._running.core
+
+        def find() -> StoredPolicy:
+            client = core.registry.get(client_id)
+            if client is None or client.publishing.history.version < 0:
+                raise ConfigError(f"client {client_id!r} has published no version; wait for one", key="client_id")
+            return client.stored_policy()
+
+        return self._ask(find)
 
     def save(self, *, timeout_s: float, partial: bool = False) -> None:
         """Write a checkpoint of every running client now.

@@ -38,19 +38,6 @@ def _learner_lines(report: Mapping[str, Any], now_unix_s: float, width: int | No
     return lines if report["clients"] else [*lines, "no clients yet"]
 
 
-def learner_problems(report: Mapping[str, Any]) -> list[str]:
-    """Return the problems of a learner, without those of its clients."""
-    return _problems(_whole(report))
-
-
-def client_problems(client_id: str, client: Mapping[str, Any], now_unix_s: float) -> list[str]:
-    return _problems(_client_lines(client_id, client, now_unix_s, None))
-
-
-def _problems(lines: Iterator[str]) -> list[str]:
-    return [printable(line.strip().removeprefix("!! ")) for line in lines if line.lstrip().startswith("!! ")]
-
-
 def _relay_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"relay at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}"
     yield f"version {report['version']}, this command {package_version()}"

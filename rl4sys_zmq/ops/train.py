@@ -20,12 +20,11 @@ from rl4sys_zmq.actor import FrozenAgent
 from rl4sys_zmq.algorithms import ALGORITHMS, TaskPreset
 from rl4sys_zmq.config import ClientConfig, EvaluationConfig, LearnerConfig
 from rl4sys_zmq.config.options import check_value, integer, optional
-from rl4sys_zmq.errors import ClientFailed, ConfigError
+from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.gateway.static_check import check_buildable
 from rl4sys_zmq.ops.episodes import check_spaces, play_episode
 from rl4sys_zmq.ops.local_actors import (
-    START_TIMEOUT_S,
     ActorProcesses,
     ActorThreads,
     EnvironmentSource,
@@ -157,7 +156,7 @@ def train(  # noqa: PLR0913 - what a user of another library types
         ClientFailed: If the algorithm fails.
         Exception: What an environment or a callback raises.
     """
-    steps, actors = check_value("steps", steps, integer(1)), check_value("actors", actors, integer(1, 4096))
+    steps, actors = check_value("steps", steps, integer(1)), check_value("actors", actors, integer(1, 1024))
     source, folder = EnvironmentSource(env), Path(run_dir) if run_dir is not None else None
     _check_source(source, folder, actors, processes=processes, evaluates=evaluate_every is not None)
     entry = ALGORITHMS.get(algorithm)
@@ -170,7 +169,7 @@ def train(  # noqa: PLR0913 - what a user of another library types
     client = ClientConfig(
         algorithm_name=algorithm,
         algorithm_parameters=parameters,
-        pacing_lag=preset.pacing_lag if processes else None,  # threads share the GIL: collecting ahead gains nothing
+        pacing_lag=preset.pacing_lag if processes else 0,  # threads share the GIL: collecting ahead gains nothing
         evaluation=EvaluationConfig(env=env, every_steps=evaluate_every) if evaluate_every is not None else None,
         **spaces,
     )
@@ -194,17 +193,18 @@ def train(  # noqa: PLR0913 - what a user of another library types
         steps=steps,
     )
     with Learner(config) as learner:
-        before = _resumed_steps(learner, client_id)
-        with (
-            (
-                ActorProcesses(learner.address, plan, folder)
-                if processes and folder
-                else ActorThreads(learner.address, plan, spaces)
-            ) as team,
-            _bar(client_id, before, steps, shown=progress) as show,
-        ):
+        if client_id in learner.resumed_clients:
+            learner.wait(client_id=client_id, version=0, timeout_s=CREDIT_WAIT_S)
+        before = _client(learner.status(), client_id).get("steps", 0)
+        apart = folder if processes else None
+        team = ActorProcesses(learner.address, plan, apart) if apart else ActorThreads(learner.address, plan, spaces)
+        with team, _bar(client_id, before, steps, shown=progress) as show:
             _follow(learner, team, client_id, [show, *callbacks])
-            learner.drain(timeout_s=CREDIT_WAIT_S)
+            try:
+                learner.drain(timeout_s=CREDIT_WAIT_S)
+            except RL4SysError:
+                _client(learner.status(), client_id)  # raises if the failure of the training is the cause
+                raise
             status = _client(learner.status(), client_id)
             show(status)
         return TrainResult(status, folder, learner.policy(client_id), source)
@@ -222,13 +222,6 @@ def _check_source(source: EnvironmentSource, folder: Path | None, actors: int, *
         raise ConfigError("processes: the actors need a folder for their logs; give run_dir", key="run_dir")
 
 
-def _resumed_steps(learner: Learner, client_id: str) -> int:
-    if client_id not in learner.resumed_clients:
-        return 0
-    learner.wait(client_id=client_id, version=0, timeout_s=START_TIMEOUT_S)
-    return int(learner.status()["clients"][client_id]["steps"])
-
-
 def _client(report: Mapping[str, Any], client_id: str) -> Mapping[str, Any]:
     """Return the client's entry in a status report. Raise `ClientFailed` if its training has failed."""
     client: Mapping[str, Any] = report["clients"].get(client_id, {})
@@ -243,7 +236,8 @@ def _follow(learner: Learner, actors: ActorProcesses | ActorThreads, client_id: 
     while actors.running():
         report = await_status(learner)
         client = _client(report, client_id) if report is not None else {}
-        now = [client.get(key) for key in ("steps", "episodes", "updates", "version", "evaluator")]
+        now = [client.get(key) for key in ("steps", "episodes", "updates", "version")]
+        now.append(client.get("evaluator", {}).get("evaluations"))
         if client and now != seen:
             seen = now
             if [None for callback in callbacks if callback(client) is False]:

@@ -93,10 +93,12 @@ class WebServer:
 
     def serve(self, stop: Callable[[], bool]) -> None:
         """Answer requests until `stop`, which is called ten times a second, returns True or raises."""
-        limits = {"limit_concurrency": 128, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 1}
-        quiet = {"log_config": None, "access_log": False, "server_header": False}
-        plain = {"lifespan": "off", "loop": "asyncio", "http": "h11", "ws": "none", "proxy_headers": False}
-        config = uvicorn.Config(self.app, **limits, **quiet, **plain)
+        options: dict[str, Any] = {
+            **{"limit_concurrency": 128, "timeout_keep_alive": 10, "timeout_graceful_shutdown": 1},
+            **{"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False},
+            **{"lifespan": "off", "loop": "asyncio", "http": "h11", "ws": "none"},
+        }
+        config = uvicorn.Config(self.app, **options)
         try:
             _Uvicorn(config, stop).run(sockets=[self._socket])
         finally:

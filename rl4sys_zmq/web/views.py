@@ -1,4 +1,4 @@
-"""What the page shows, as JSON documents: made from a learner's status and its records, without I/O."""
+"""The documents that the page shows, made from a learner's status and its records, without I/O."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl4sys_zmq.ops.report import client_problems, client_rows, learner_problems, worker_text
+from rl4sys_zmq.ops.report import client_rows, report_lines, worker_text
 
-PAGE_ROWS, MAX_HOSTS, MAX_POINTS, MAX_CHANGES = 50, 20, 64, 40
+PAGE_ROWS, MAX_HOSTS, MAX_POINTS, MAX_CHANGES = 25, 20, 64, 40
 ROUTINE = frozenset({"metrics", "system", "checkpoint", "actor_joined", "actor_silent", "client_started"})
 """The events that are not shown as changes."""
 CURVES = ("charts/episodic_return", "charts/mean_reward")
 SORTS = {"silent_s": False, "actor": False, "host": False, "library": False, "accepted_steps": True, "pending": True}
 """The columns by which actors are sorted. True: the largest first."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading a status of another form raises."""
+"""The exceptions that a status of another form raises when it is read."""
 MAX_UNIX_S = 1e11
 
 
@@ -55,16 +55,27 @@ def is_record(record: Mapping[str, Any]) -> bool:
 def overview(report: Mapping[str, Any], now_unix_s: float) -> dict[str, Any]:
     """Return the figures of a learner and its clients for the first screen, or raise one of `MALFORMED`."""
     rows = client_rows(report)
+    problems = _problems({**report, "clients": {}}, now_unix_s)
+    clients = {row.client_id: _client(row.client_id, row.cells(), report) for row in rows}
+    for client_id, client in clients.items():
+        alone = {**report, "clients": {client_id: report["clients"][client_id]}}
+        client["problems"] = _problems(alone, now_unix_s)[len(problems) :]
     return {
         "version": str(report["version"]),
         "pid": report["pid"],
         "uptime_s": float(report["uptime_s"]),
-        "problems": learner_problems(report),
+        "problems": problems,
         "journal": report.get("journal"),
         "system": [_usage(record) for record in report.get("system") or ()],
         "refused": sum(n for name, n in report["counters"].items() if name.startswith("refused.")),
-        "clients": {row.client_id: _client(row.client_id, row.cells(), report, now_unix_s) for row in rows},
+        "clients": clients,
     }
+
+
+def _problems(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
+    """Return the lines of a report that are marked as problems, without the mark."""
+    lines = (line.strip() for line in report_lines(report, now_unix_s))
+    return [line.removeprefix("!! ") for line in lines if line.startswith("!! ")]
 
 
 def _usage(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,13 +83,12 @@ def _usage(record: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): value if isinstance(value, int | float | None) else str(value) for name, value in record.items()}
 
 
-def _client(client_id: str, cells: Mapping[str, str], report: Mapping[str, Any], now_unix_s: float) -> dict[str, Any]:
+def _client(client_id: str, cells: Mapping[str, str], report: Mapping[str, Any]) -> dict[str, Any]:
     client = report["clients"][client_id]
     live = [(host_of(name, actor), actor) for name, actor in client["actors"].items() if actor["live"]]
     return {
         "state": client["state"],
         "cells": dict(cells),
-        "problems": client_problems(client_id, client, now_unix_s),
         "steps_per_s": float(client["steps_per_s"]),
         "lag": float(client["policy_lag"]),
         "credit_steps": client.get("credit_steps"),

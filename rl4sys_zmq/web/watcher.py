@@ -26,7 +26,7 @@ RELAY = "a relay answers at this address; give the address of its learner"
 
 @dataclass(frozen=True, slots=True)
 class LearnerSnapshot:
-    """The newest status of one learner, and in `error` why there is no newer one, or ""."""
+    """The newest knowledge of one learner: its last status, and in `error` why there is no newer one, or ""."""
 
     address: str
     report: Mapping[str, Any] | None

@@ -81,8 +81,9 @@ def test_numbers_that_contradict_each_other_are_refused(numbers: dict[str, Any],
 def test_a_fleet_with_bounds_starts_with_the_lower_one_and_runs_no_number_of_episodes() -> None:
     bounds = replace(FLEET, num_actors=None, min_actors=3, max_actors=9)
     assert fleet_config(bounds).actors == 3
-    with pytest.raises(ConfigError, match="--episodes needs a fixed number of actors"):
-        fleet_config(replace(bounds, run=replace(RUN, episodes=5)))
+    for limit, run in (("episodes", replace(RUN, episodes=5)), ("steps", replace(RUN, steps=5))):
+        with pytest.raises(ConfigError, match=f"--{limit} needs a fixed number of actors"):
+            fleet_config(replace(bounds, run=run))
 
 
 def test_what_actors_cannot_share_is_split_or_refused(tmp_path: Path) -> None:

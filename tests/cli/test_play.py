@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.errors import ConfigError, ObservationError
-from rl4sys_zmq.ops.episodes import check_spaces, make_environment, record_episode
+from rl4sys_zmq.ops.episodes import CHECK_STEPS, check_spaces, make_environment, record_episode
 from rl4sys_zmq.ops.playing import EpisodeCounts, play
 from rl4sys_zmq.replay.demonstrations import read_demonstrations, write_demonstrations
 from rl4sys_zmq.values import BoxSpace, DictSpace, DiscreteSpace, TupleSpace
@@ -70,7 +70,9 @@ class Agent:
         assert traj == action.i
         self.log.append(("add", traj))
 
-    def mark_end_of_trajectory(self, traj: int, action: Action, *, truncated: bool, final_obs: Any, final_mask: Any) -> None:
+    def mark_end_of_trajectory(
+        self, traj: int, action: Action | None = None, *, truncated: bool, final_obs: Any, final_mask: Any
+    ) -> None:
         self.log.append(("end", traj, truncated, None if final_obs is None else final_obs.tolist()))
         self.log.append(("final mask", None if final_mask is None else final_mask.tolist()))
 
@@ -100,6 +102,21 @@ def test_a_time_limit_hands_over_the_last_observation_and_a_death_does_not() -> 
 def test_after_an_end_the_next_request_sees_the_reset_observation() -> None:
     agent = run([Env(".x"), Env("...x")], EpisodeCounts(episodes=3))
     assert [obs for (obs,) in agent.of("request")] == [[0.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 3.0]]
+
+
+def test_a_limit_of_steps_is_exact_and_the_steps_of_unfinished_episodes_are_sent() -> None:
+    tally = EpisodeCounts(steps=3)
+    agent = run([Env("."), Env(".")], tally)
+    assert agent.of("add") == [(0,), (1,), (0,)] and tally.steps == 3
+    assert agent.of("end") == [(0, True, [2.0]), (1, True, [1.0])]
+    assert tally.episodes == 0 and not tally.returns
+
+
+def test_a_run_that_is_finished_from_outside_ends_after_its_turn() -> None:
+    tally = EpisodeCounts()
+    agent = Agent()
+    play(agent, [Env("." * 99)], [0], tally, check=tally.finish)  # type: ignore[arg-type]
+    assert tally.steps == CHECK_STEPS and agent.of("end") == [(0, True, [float(CHECK_STEPS)])]
 
 
 def test_each_environment_is_seeded_once() -> None:

@@ -265,17 +265,9 @@ esac""",
 def exported() -> dict[str, set[str]]:
     """Return the names that queries can use, with the labels of each."""
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed (extra web)")
-    from rl4sys_zmq.web.metrics import FIGURES, HISTOGRAM
+    from rl4sys_zmq.web.metrics import FIGURES
 
-    names: dict[str, set[str]] = {}
-    for labels, figures in FIGURES:
-        for figure in figures:
-            given = {*labels, *figure.labels}
-            if figure.kind == HISTOGRAM:
-                names |= {f"{figure.full_name}_bucket": {*given, "le"}, f"{figure.full_name}_count": given}
-            else:
-                names[figure.full_name] = given
-    return names
+    return {figure.full_name: {*labels, *figure.labels} for labels, figures in FIGURES for figure in figures}
 
 
 def queries() -> dict[str, str]:

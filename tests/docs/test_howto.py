@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from kit import python_blocks
 
-from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq import FrozenAgent, RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.replay.demonstrations import Demonstration, write_demonstrations
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -175,3 +175,18 @@ def test_the_program_with_recorded_data_trains_to_its_end(tmp_path: Path) -> Non
     output = subprocess.check_output([sys.executable, "offline.py"], cwd=tmp_path, text=True, timeout=100.0)
     assert output.splitlines()[-1] == "3 of 3 units"
     assert list((tmp_path / "run" / "checkpoints" / "offline").iterdir())
+
+
+def test_the_program_that_trains_in_one_call_and_its_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna = pytest.importorskip("optuna")
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(optuna.logging.get_logger("optuna"), "disabled", True)
+    names: dict[str, Any] = {}
+    for block in python_blocks(HOWTO / "train.md"):
+        for words, instead in (("50_000", "2_000"), ("20_000", "3_000"), ("10_000", "1_500"), ("n_trials=20", "n_trials=3")):
+            block = block.replace(words, instead)  # only shorter
+        exec(block, names)
+    assert names["result"].status["steps"] == 2_000
+    assert FrozenAgent(tmp_path / "policies/pole").origin.client_id == "CartPole-v1"
+    assert set(names["study"].best_params) == {"learning_rate", "gamma"} and len(names["study"].trials) == 3

@@ -39,6 +39,10 @@ PLAYED = {
         shorter={"tuning.py": "tuning.py --steps 2000 --evaluate 400"},
         shows=(r"(\d+) of \1 segments accepted, 0 actions came too late", r"(?m)^policy +\d", "policy / best fixed: "),
     ),
+    "howto/web.md": Page(
+        needs=("torch", "gymnasium", "starlette", "uvicorn", "plotly", "prometheus_client"),
+        shorter={"127.0.0.1:8080 >": "127.0.0.1:0 >", "--client-id plant": "--client-id plant --episodes 5"},
+    ),
 }
 NOT_PLAYED = {
     "howto/embed_cpp.md": "it installs packages of the distribution; tests/docs/test_embed_cpp.py builds and runs its programs",

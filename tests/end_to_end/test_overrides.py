@@ -249,7 +249,7 @@ def test_actions_that_are_added_after_the_end_of_their_trajectory_are_trained(
     )  # fmt: skip
     log = Log()
     host = Host(agent, log, image=False, lag=0, seed=width)
-    host.run_bursts(min(STEPS // 5, 400), width)  # 45,000 steps, as many as queue and replay hold
+    host.run_bursts(min(STEPS // 5, 1200 // width), width)  # 45,000 steps at most, as many as queue and replay hold
     agent.flush(20.0)
     stats = agent.stats()
     assert (stats["dropped"], stats["counters"].get("late_actions_dropped", 0)) == ({}, 0)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import zmq
 from click.testing import CliRunner
@@ -20,10 +19,11 @@ from rl4sys_zmq.child_process import child_environment
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import StatusReply
+from rl4sys_zmq.wire.messages import StatusReply, StatusRequest
 
 from .page_kit import get
 
+psutil: Any = pytest.importorskip("psutil")
 MOST_MEMORY = 120e6
 
 
@@ -39,7 +39,7 @@ class Command:
         assert self.process.stdout is not None
         found = next((line for line in self.process.stdout if line.startswith(begin)), None)
         assert found is not None, self.process.communicate()
-        return found.strip()
+        return str(found).strip()
 
     def url(self) -> str:
         return self.line("page at").split()[2].strip(";,")
@@ -156,7 +156,7 @@ def test_a_port_in_use_is_said_by_both(started: Any, tmp_path: Path) -> None:
 
 
 def test_64_clients_with_full_histories_cost_less_than_120_mb(started: Any) -> None:
-    scalars = {f"losses/figure_{n}": n * 1.000123 for n in range(14)}
+    scalars = {f"losses/figure_{n}": n / 7 for n in range(24)}
     records = [
         {"t": NOW + step, "event": "metrics", "client_id": f"client-{n:02}", "step": step, "update": step, "scalars": scalars}
         for step in range(500)
@@ -169,9 +169,11 @@ def test_64_clients_with_full_histories_cost_less_than_120_mb(started: Any) -> N
         address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
         url, since = started("web", address, "--bind", "127.0.0.1:0").url(), 0
         while since < len(records):
-            assert router.poll(1000 * PATIENCE_S)
+            assert router.poll(int(1000 * PATIENCE_S))
             peer, *frames = router.recv_multipart()
-            since = decode(frames).since
+            request = decode(frames)
+            assert isinstance(request, StatusRequest)
+            since = request.since
             history = {"records": records[since : since + 500], "next_record": min(since + 500, len(records))}
             reply = StatusReply(report(clients=clients), (json.dumps(history).encode(),))
             router.send_multipart([peer, *encode(reply)])

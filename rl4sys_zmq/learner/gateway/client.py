@@ -27,7 +27,6 @@ from rl4sys_zmq.learner.registry.algorithm_entry import default_pacing_lag
 from rl4sys_zmq.limits import MAX_SEGMENT_STEPS
 from rl4sys_zmq.loopback import is_loopback
 from rl4sys_zmq.policies import StoredPolicy
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire import SegmentSchema, spec_from_document
 from rl4sys_zmq.wire.messages import Beacon, Hello, Verdict
 from rl4sys_zmq.wire.thread_messages import ChangeParameters, ChangeWeightsLevel, CheckpointResult, DataDemand, ThreadReady
@@ -250,9 +249,11 @@ class ClientState:
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason
 
-    def stored_policy(self, spec: PolicySpec, snapshot: PolicySnapshot) -> StoredPolicy:
-        """Return the newest version, which is `snapshot`, with the training that it comes from."""
-        return StoredPolicy(spec, snapshot, self.training.policy_origin(self.client_id, self.settings.algorithm_name))
+    def stored_policy(self) -> StoredPolicy:
+        """Return the newest version, with the training that it comes from. The call fails before the first version."""
+        assert self.publishing.spec is not None
+        origin = self.training.policy_origin(self.client_id, self.settings.algorithm_name)
+        return StoredPolicy(self.publishing.spec, self.publishing.history.newest, origin)
 
     def report(self, now: float) -> dict[str, Any]:
         """Return the client's part of the learner's status, as JSON."""

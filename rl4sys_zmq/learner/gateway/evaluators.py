@@ -16,7 +16,6 @@ from rl4sys_zmq.learner.evaluation import PolicyEvaluator
 from rl4sys_zmq.learner.gateway.client import ClientState
 from rl4sys_zmq.learner.run.stored_policies import BestPolicyFolder, EvaluationRecord
 from rl4sys_zmq.logs import get_logger
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.thread_messages import TrainingMetrics
 
 log = get_logger(__name__)
@@ -36,7 +35,7 @@ class PolicyEvaluators:
         self._evaluators: dict[str, PolicyEvaluator] = {}
         self.threads: list[PolicyEvaluator] = []  # also those that are ending
 
-    def publish(self, client: ClientState, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+    def publish(self, client: ClientState) -> None:
         """Offer a newly published version to the evaluator of the client, if its configuration asks for one."""
         entry = self._config.clients.get(client.client_id)
         if entry is None or entry.evaluation is None:
@@ -51,7 +50,7 @@ class PolicyEvaluators:
                 evaluator.start()
             except RuntimeError as exc:
                 self._on_failure(client.client_id, start_error_text(exc))
-        evaluator.offer(client.stored_policy(spec, snapshot))
+        evaluator.offer(client.stored_policy())
 
     def forget(self, client_id: str) -> None:
         """End the evaluation of a client that was removed, and put its best policy aside."""

@@ -38,7 +38,6 @@ from rl4sys_zmq.limits import MAX_REPORT_FRAMES, NO_FRAME_LIMIT
 from rl4sys_zmq.liveness import BEACON_S, SilenceTimer
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.machine import Usage
-from rl4sys_zmq.policies import StoredPolicy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security.access import AccessList
 from rl4sys_zmq.security.authenticator import Authenticator
@@ -151,13 +150,6 @@ class Gateway(Worker):
         if client is None or client.state is LearnerThreadState.STARTING:
             return None
         return client.publishing.history
-
-    def newest_policy(self, client_id: str) -> StoredPolicy | None:
-        """Return the newest version of a client's policy; None before the first. Only the gateway thread calls this."""
-        client = self.core.registry.get(client_id)
-        if client is None or client.publishing.spec is None or client.publishing.history.version < 0:
-            return None
-        return client.stored_policy(client.publishing.spec, client.publishing.history.newest)
 
     def stop(self) -> None:
         """Ask the gateway thread and its learner threads to end."""
@@ -355,7 +347,7 @@ class Gateway(Worker):
     def _offer_policy(self, client: ClientState) -> bool:
         spec, newest = client.publishing.spec, client.publishing.history.newest
         assert spec is not None  # a version follows the description of the policy
-        self._evaluators.publish(client, spec, newest)
+        self._evaluators.publish(client)
         if self._service is None:
             return False
         self._service.offer(client.client_id, spec, newest)

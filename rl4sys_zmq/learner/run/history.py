@@ -59,7 +59,7 @@ class History:
         key, limit = (event, ""), MAX_EVENTS
         if event == METRICS:
             record = _with_means(record)
-            kind, key, limit = frozenset(record["scalars"]), (METRICS, client_id), MAX_METRICS
+            kind, key, limit = hash(frozenset(record["scalars"])), (METRICS, client_id), MAX_METRICS
         elif event == SYSTEM:
             kind, limit = f"{record.get('host')} {record.get('pid')}", MAX_SYSTEM
         elif event in GONE:

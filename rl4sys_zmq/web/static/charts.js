@@ -6,7 +6,8 @@ let library = null;
 
 function load() {
   library ??= new Promise((done, fail) => {
-    const script = Object.assign(document.createElement("script"), {src: "/static/plotly.min.js", onload: () => done(globalThis.Plotly), onerror: () => fail(new Error("plotly cannot be loaded"))});
+    const script = Object.assign(document.createElement("script"), {src: "/static/plotly.min.js", onload: () => done(globalThis.Plotly),
+      onerror: () => fail(new Error("plotly cannot be loaded"))});
     document.head.append(script);
   });
   return library;
@@ -54,23 +55,34 @@ export class Charts {
   charts({metrics, system, events}, lags) {
     const at = record => this.x === "t" ? local(record.t) : record.step;
     const series = tag => metrics.filter(r => numeric(r.scalars?.[tag]) !== null).map(r => [at(r), r.scalars[tag]]);
-    const line = (points, name, more) => ({x: points.map(p => p[0]), y: points.map(p => p[1]), name, mode: points.length > 1 ? "lines" : "markers", line: {width: 1.6, ...more}, hovertemplate: "%{y:.5g}<extra>%{fullData.name}</extra>"});
-    const smooth = points => points.map((p, i) => { const part = points.slice(Math.max(0, i - WINDOW + 1), i + 1); return [p[0], part.reduce((s, q) => s + q[1], 0) / part.length]; });
+    const line = (points, name, more) => ({x: points.map(p => p[0]), y: points.map(p => p[1]), name, mode: points.length > 1 ? "lines" : "markers",
+      line: {width: 1.6, ...more}, hovertemplate: "%{y:.5g}<extra>%{fullData.name}</extra>"});
+    const smooth = points => points.map((p, i) => { const part = points.slice(Math.max(0, i - WINDOW + 1), i + 1); return [p[0],
+      part.reduce((s, q) => s + q[1], 0) / part.length]; });
     const all = metrics.map(at);
     this.extent = all.length ? [Math.min(...all), Math.max(...all)] : [0, 1];
-    const returns = series("charts/episodic_return"), rewards = series("charts/mean_reward"), evaluated = series("eval/mean_return"), main = returns.length ? returns : rewards, word = returns.length ? "return" : "reward/step";
-    const found = [{id: "return", wide: "wide", title: returns.length ? "Return of episodes" : "Reward per step", marks: true, traces: [line(main, word, {color: css("--faint"), width: 1}), line(smooth(main), `mean of ${WINDOW}`, {color: css("--accent"), width: 2.4}), ...(evaluated.length ? [line(evaluated, "evaluation", {color: css("--good"), width: 2.4})] : [])], events}];
-    if (returns.length && rewards.length) found.push({id: "reward", title: "reward per step", traces: [line(rewards, "reward/step", {color: css("--accent")})]});
+    const returns = series("charts/episodic_return"), rewards = series("charts/mean_reward"), evaluated = series("eval/mean_return"),
+      main = returns.length ? returns : rewards, word = returns.length ? "return" : "reward/step";
+    const found = [{id: "return", wide: "wide", title: returns.length ? "Return of episodes" : "Reward per step", marks: true,
+      traces: [line(main, word, {color: css("--faint"), width: 1}), line(smooth(main), `mean of ${WINDOW}`, {color: css("--accent"), width: 2.4}),
+      ...(evaluated.length ? [line(evaluated, "evaluation", {color: css("--good"), width: 2.4})] : [])], events}];
+    if (returns.length && rewards.length) found.push({id: "reward", title: "reward per step",
+      traces: [line(rewards, "reward/step", {color: css("--accent")})]});
     const tags = [...new Set(metrics.slice(-50).flatMap(r => Object.keys(r.scalars ?? {})))].filter(tag => !SHOWN_ELSEWHERE.test(tag)).sort();
     tags.sort((a, b) => (FIRST.indexOf(a) + 1 || 99) - (FIRST.indexOf(b) + 1 || 99));
-    for (const tag of tags.slice(0, MOST)) found.push({id: tag, title: tag.split("/").at(-1).replaceAll("_", " "), traces: [line(series(tag), tag, {color: css("--accent")})]});
+    for (const tag of tags.slice(0, MOST)) found.push({id: tag, title: tag.split("/").at(-1).replaceAll("_", " "),
+      traces: [line(series(tag), tag, {color: css("--accent")})]});
     const lagged = Object.entries(lags).filter(([, n]) => typeof n === "number");
-    found.push({id: "lags", title: "steps by lag on arrival (versions)", bars: true, traces: [{type: "bar", x: lagged.map(p => p[0]), y: lagged.map(p => p[1]), marker: {color: css("--accent")}, hovertemplate: "lag %{x}: %{y:,} steps<extra></extra>"}]});
+    found.push({id: "lags", title: "steps by lag on arrival (versions)", bars: true,
+      traces: [{type: "bar", x: lagged.map(p => p[0]), y: lagged.map(p => p[1]), marker: {color: css("--accent")},
+      hovertemplate: "lag %{x}: %{y:,} steps<extra></extra>"}]});
     const steps = t => { const i = metrics.findIndex(r => r.t >= t); return i < 0 ? metrics.at(-1)?.step ?? null : metrics[i].step; };
     for (const [key, title] of [["cpu", "CPU cores by process"], ["rss_bytes", "memory by process (bytes)"]]) {
       const by = new Map();
-      for (const r of system) if (numeric(r[key]) !== null) { const who = `${r.role} ${r.name || r.pid}`.slice(0, 40); by.set(who, [...(by.get(who) ?? []), [this.x === "t" ? local(r.t) : steps(r.t), r[key]]]); }
-      if (by.size) found.push({id: key, title, legend: by.size > 1, half: true, traces: [...by].slice(0, 8).map(([who, points]) => line(points, who, {}))});
+      for (const r of system) if (numeric(r[key]) !== null) { const who = `${r.role} ${r.name || r.pid}`.slice(0, 40); by.set(who,
+        [...(by.get(who) ?? []), [this.x === "t" ? local(r.t) : steps(r.t), r[key]]]); }
+      if (by.size) found.push({id: key, title, legend: by.size > 1, half: true,
+        traces: [...by].slice(0, 8).map(([who, points]) => line(points, who, {}))});
     }
     this.steps = steps;
     return found;
@@ -88,17 +100,27 @@ export class Charts {
     box.setAttribute("aria-label", `${title}${typeof newest === "number" && !bars ? `: newest ${+newest.toPrecision(4)}` : ""}`);
     const shapes = [], text = css("--dim"), time = this.x === "t";
     if (marks) {
-      const known = events.filter(r => r.event in this.marked).slice(-40), x = known.map(r => time ? local(r.t) : this.steps(r.t)), tops = traces[0].y.filter(Number.isFinite);
-      for (const at of new Set(x)) if (at !== null) shapes.push({type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: {color: css("--warn"), width: 1, dash: "dot"}});
+      const known = events.filter(r => r.event in this.marked).slice(-40), x = known.map(r => time ? local(r.t) : this.steps(r.t)),
+        tops = traces[0].y.filter(Number.isFinite);
+      for (const at of new Set(x)) if (at !== null) shapes.push({type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper",
+        line: {color: css("--warn"), width: 1, dash: "dot"}});
       const height = tops.length ? tops.reduce((a, b) => Math.max(a, b)) : 0;
       const notes = known.map(r => plain(`${this.marked[r.event]}: ${this.told(r)}`.slice(0, 160)));
-      traces.push({x, y: x.map(() => height), mode: "markers", name: "changes", text: notes, hovertemplate: "%{text}<extra></extra>", marker: {color: css("--warn"), symbol: "triangle-down", size: 9}});
+      traces.push({x, y: x.map(() => height), mode: "markers", name: "changes", text: notes, hovertemplate: "%{text}<extra></extra>",
+        marker: {color: css("--warn"), symbol: "triangle-down", size: 9}});
     }
     const axis = {gridcolor: css("--grid"), linecolor: css("--line"), zeroline: false, tickfont: {color: text, size: 10.5}, automargin: true};
-    const ranged = bars ? {type: "category"} : {type: time ? "date" : "linear", autorange: this.range === null, ...(this.range ? {range: this.range} : {}), tickformat: time ? undefined : "~s"};
-    const layout = {title: {text: title, font: {size: 12.5, color: text}, x: 0.012, xref: "container", xanchor: "left", y: 0.97, yanchor: "top", yref: "container"}, margin: {l: 8, r: 10, t: 26, b: 8}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {family: "system-ui, sans-serif", color: css("--text")},
-      xaxis: {...axis, ...ranged, nticks: wide ? 12 : 5}, yaxis: {...axis, fixedrange: true, nticks: 5, rangemode: bars ? "tozero" : "normal"}, dragmode: bars ? false : "zoom", hovermode: wide ? "x unified" : "closest", hoverlabel: {bgcolor: css("--panel"), bordercolor: css("--line"), font: {color: css("--text")}},
-      shapes, showlegend: Boolean(wide || legend), legend: {orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: {color: text, size: 11}}};
+    const ranged = bars ? {type: "category"} : {type: time ? "date" : "linear", autorange: this.range === null,
+      ...(this.range ? {range: this.range} : {}), tickformat: time ? undefined : "~s"};
+    const layout = {title: {text: title, font: {size: 12.5, color: text}, x: 0.012, xref: "container", xanchor: "left", y: 0.97, yanchor: "top",
+      yref: "container"}, margin: {l: 8, r: 10, t: 26, b: 8}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: {family: "system-ui, sans-serif", color: css("--text")},
+      xaxis: {...axis, ...ranged, nticks: wide ? 12 : 5}, yaxis: {...axis, ...(bars || legend ? {} : flat(traces[0].y)),
+        exponentformat: traces[0].y.every(v => Math.abs(v) < 0.01) ? "e" : "SI", fixedrange: true, nticks: 5, rangemode: bars ? "tozero" : "normal"},
+        dragmode: bars ? false : "zoom", hovermode: wide ? "x unified" : "closest", hoverlabel: {bgcolor: css("--panel"), bordercolor: css("--line"),
+        font: {color: css("--text")}},
+      shapes, showlegend: Boolean(wide || legend), legend: {orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom",
+        font: {color: text, size: 11}}};
     const fresh = !box.data;
     plotly.react(box, traces, layout, CONFIG);
     if (fresh && !bars) {
@@ -112,5 +134,8 @@ export class Charts {
     }
   }
 }
+// A curve that is constant lies in the middle of a range of its own size, not of 2.
+const flat = values => values.length && values[0] !== 0 && values.every(v => v === values[0]) ? {range: [0.8, 1.2].map(f => f * values[0]).sort((a,
+  b) => a - b)} : {autorange: true};
 // plotly reads a few HTML tags in texts: without < and &, there are none.
 const plain = text => text.replaceAll("&", "+").replaceAll("<", "‹").replaceAll(">", "›");

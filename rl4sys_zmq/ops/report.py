@@ -242,7 +242,7 @@ def _actor_lines(actors: Mapping[str, Any], total: int, width: int | None) -> li
     for actor_id, actor in order[:MAX_ACTORS_SHOWN]:
         counts = (count_text(actor[name]) for name in numbers)
         live = "yes" if actor["live"] else "no"
-        rows.append((printable(actor_id), live, span_text(actor["silent_s"]), *counts, actor.get("address", "")))
+        rows.append((printable(actor_id), live, span_text(actor["silent_s"]), *counts, str(actor.get("address", ""))))
     columns = [list(column) for column in zip(*rows, strict=True)]
     if not any(columns[-1][1:]) or (width is not None and _table_width(columns) > width):
         columns.pop()  # the names of actors have the hosts

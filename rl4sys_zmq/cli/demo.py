@@ -25,7 +25,6 @@ from rl4sys_zmq.logs import outlive_output
 from rl4sys_zmq.names import algorithm_key
 from rl4sys_zmq.ops.curves import WINDOW, LearningCurve, draw_curves, read_curves
 from rl4sys_zmq.ops.local_actors import ActorProcesses, EnvironmentSource, LocalActors, await_status, client_id_of
-from rl4sys_zmq.ops.report import span_text
 
 POLL_S = 0.1
 LINES_S = 1.0
@@ -96,7 +95,7 @@ def demo(options: DemoOptions) -> int:
                 warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
                 outcome.update(report, task)
-                progress.show(report, _note(elapsed_s, task, options, outcome.left(task, options, elapsed_s)))
+                progress.show(report, _note(elapsed_s, task, options, outcome.left(task, elapsed_s)))
                 if outcome.done(options) or elapsed_s >= options.max_seconds:
                     break
         actors.stop()
@@ -158,14 +157,10 @@ class DemoProgress:
         self.client: Mapping[str, Any] = {}
         self.trend: ReturnTrend | None = None
 
-    def left(self, task: DemoTask, options: DemoOptions, now: float) -> str:
-        """Return the estimated time until the end, as text; empty if it is unknown."""
-        if task.target is None or not self.client:
+    def left(self, task: DemoTask, now: float) -> str:
+        """Return the estimated time until the target, as text; empty if it is unknown."""
+        if task.target is None or not self.client or self.reached_steps is not None:
             return ""
-        if self.reached_steps is not None:
-            steps = 2 * self.reached_steps - self.client["steps"]
-            rate = self.client["steps_per_s"]
-            return f"about {span_text(steps / rate)} left" if options.hold and steps > 0 and rate > 0 else ""
         self.trend = self.trend or ReturnTrend(task.target)
         return self.trend.left(self.client["mean_return"], now)
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rl4sys_zmq.learner.run.history import GONE
 from rl4sys_zmq.learner.run.log_files import CLIENT_READY
 from rl4sys_zmq.learner.run.run_loggers import RunInfo
 
 R = TypeVar("R")
 PROJECT = "rl4sys"
-ENDS = {"client_forgotten", "client_expired"}
 
 
 class ClientRuns(ABC, Generic[R]):
@@ -40,7 +40,7 @@ class ClientRuns(ABC, Generic[R]):
         elif name == "parameters_changed":
             self._configure(run, {key: new for key, (_, new) in fields["changes"].items()})
         self._note(run, f"events/{name}", json.dumps({k: v for k, v in fields.items() if k != "client_id"}, default=str))
-        if name in ENDS:
+        if name in GONE:
             self._finish(self._runs.pop(client_id))
 
     def artefact(self, client_id: str, path: Path, at_unix_s: float) -> None:

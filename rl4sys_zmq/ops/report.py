@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,6 @@ from rl4sys_zmq.version import package_version
 from rl4sys_zmq.wire.messages import Verdict
 
 MAX_ACTORS_SHOWN = 20
-MAX_LINES = 12
-"""The longest text of one problem, in lines of a terminal."""
-
 LEAST_NAME = 8
 QUIET_S = 2 * HEARTBEAT_S
 """Time without a message after which an actor counts as silent, in seconds."""
@@ -29,9 +25,9 @@ NODE_CHARS = 8
 
 
 def report_lines(report: Mapping[str, Any], now_unix_s: float, width: int | None = None) -> list[str]:
-    """Return the lines about a learner or a relay, of at most `width` characters. Problems are marked with ``!!``."""
+    """Return the lines about a learner or a relay, tables with at most `width` characters. Problems are marked with ``!!``."""
     lines = list(_relay_lines(report)) if report.get("relay") else _learner_lines(report, now_unix_s, width)
-    return [short for line in lines for short in _wrapped(printable(line), width)]
+    return [printable(line) for line in lines]
 
 
 def _learner_lines(report: Mapping[str, Any], now_unix_s: float, width: int | None) -> list[str]:
@@ -246,7 +242,7 @@ def _actor_lines(actors: Mapping[str, Any], total: int, width: int | None) -> li
     for actor_id, actor in order[:MAX_ACTORS_SHOWN]:
         counts = (count_text(actor[name]) for name in numbers)
         live = "yes" if actor["live"] else "no"
-        rows.append((printable(actor_id), live, span_text(actor["silent_s"]), *counts, actor.get("address", "")))
+        rows.append((printable(actor_id), live, span_text(actor["silent_s"]), *counts, str(actor.get("address", ""))))
     columns = [list(column) for column in zip(*rows, strict=True)]
     if not any(columns[-1][1:]) or (width is not None and _table_width(columns) > width):
         columns.pop()  # the names of actors have the hosts
@@ -271,16 +267,6 @@ def cut_name(name: str, most: int) -> str:
         return name
     end = (most - 1) // 2
     return f"{name[: most - 1 - end]}\u2026{name[len(name) - end :]}"
-
-
-def _wrapped(line: str, width: int | None) -> list[str]:
-    """Return a line as lines of at most `width` characters, with an ellipsis at the end if there would be too many."""
-    if width is None or len(line) <= width:
-        return [line]
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_on_hyphens=False, max_lines=MAX_LINES, placeholder=" \u2026"
-    )
 
 
 def count_text(count: int) -> str:

@@ -40,18 +40,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StatusAnswer:
-    """The answer of a learner or a relay to one reading of its status.
+    """The answer of a learner or a relay to one reading of its status."""
 
-    Attributes:
-        report: The status. ``started_unix_s`` tells one start of a learner from another: each one numbers its records from 0.
-        records: The records of the history that were asked for, oldest first; numbers that are not finite are None. There can be
-            more: ask again.
-        next_record: The `since` with which to ask for the records after these.
-    """
-
-    report: dict[str, Any]
-    records: list[dict[str, Any]]
-    next_record: int
+    report: dict[str, Any]  # ``started_unix_s`` tells one start of a learner from another, each of which numbers from 0
+    records: list[dict[str, Any]]  # of the history, oldest first; numbers that are not finite are None. There can be more
+    next_record: int  # the `since` with which to ask for the records after these
 
 
 class StatusConnection(Resource):

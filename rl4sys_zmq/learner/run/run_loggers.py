@@ -39,20 +39,13 @@ GIT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """The description of a run for its loggers.
+    """The description of a run for its loggers."""
 
-    Attributes:
-        run_id: A random name of the run, the same after a restart of the learner in its run directory.
-        name: The name for people: that of the run directory, or `run_id`.
-        config: The learner's configuration, as JSON values.
-        commit: The commit of the Git repository in which the learner was started; empty if there is none.
-    """
-
-    run_id: str
-    name: str
+    run_id: str  # random, the same after a restart of the learner in its run directory
+    name: str  # for people: that of the run directory, or `run_id`
     run_dir: Path | None
-    config: Mapping[str, Any] = field(repr=False)
-    commit: str
+    config: Mapping[str, Any] = field(repr=False)  # of the learner, as JSON values
+    commit: str  # of the Git repository in which the learner was started; empty if there is none
 
 
 def describe_run(config: LearnerConfig) -> RunInfo:

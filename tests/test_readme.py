@@ -150,6 +150,7 @@ EXECUTED = {
     "docs/howto/engines.md",  # test_the_engine_of_the_page_is_a_valid_entry
     "docs/howto/libraries.md",  # tests/docs/test_howto.py
     "docs/howto/loggers.md",  # tests/docs/test_loggers.py
+    "docs/howto/train.md",  # tests/docs/test_howto.py
     "docs/howto/plugins.md",  # tests/cli/test_plugins.py
     "docs/reference/networks.md",  # tests/algorithms/test_network_kinds.py
     *("docs/howto/environments.md", "docs/howto/migration_multiserverrl.md"),  # tests/serving/test_environments.py

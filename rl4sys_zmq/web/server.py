@@ -24,10 +24,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rl4sys_zmq.errors import AddressInUse, ConfigError, TransportError
+from rl4sys_zmq.learner.run.history import to_json
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.web.health import alive, ready
 from rl4sys_zmq.web.metrics import metrics_text
-from rl4sys_zmq.web.views import MALFORMED, SORTS, actors_page, client_document, to_json
+from rl4sys_zmq.web.views import MALFORMED, SORTS, actors_page, client_document
 from rl4sys_zmq.web.watcher import LearnerSnapshot, Watcher
 
 COOKIE = "rl4sys_web"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -19,26 +18,6 @@ SORTS = {"silent_s": False, "actor": False, "host": False, "library": False, "ac
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """The exceptions that a status of another form raises when it is read."""
 MAX_UNIX_S = 1e11
-
-
-def to_json(value: object) -> bytes:
-    """Return a value as JSON. Numbers that are not finite become null."""
-    try:
-        return json.dumps(value, allow_nan=False, default=str).encode()
-    except ValueError:
-        return json.dumps(_finite(value), default=str).encode()
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {str(key): _finite(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [_finite(inner) for inner in value]
-        case _:
-            return value
 
 
 def is_record(record: Mapping[str, Any]) -> bool:

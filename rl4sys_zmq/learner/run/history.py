@@ -122,15 +122,20 @@ def _with_means(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(record: Mapping[str, Any]) -> bytes:
-    """Return a record as JSON, with null for numbers that are not finite. One that is too long loses all but its name."""
-    try:
-        content = _JSON.encode(record).encode()
-    except ValueError:
-        content = _JSON.encode(_finite(record)).encode()
+    """Return a record as JSON. One that is too long loses all but its name."""
+    content = to_json(record)
     if len(content) <= MAX_RECORD_BYTES:
         return content
     short = {name: value for name, value in record.items() if name in ("t", "event", "client_id", "step", "update")}
-    return _JSON.encode({**short, "too_long_bytes": len(content), "scalars": {}}).encode()
+    return to_json({**short, "too_long_bytes": len(content), "scalars": {}})
+
+
+def to_json(value: object) -> bytes:
+    """Return a value as JSON. Numbers that are not finite become null."""
+    try:
+        return _JSON.encode(value).encode()
+    except ValueError:
+        return _JSON.encode(_finite(value)).encode()
 
 
 def _finite(value: Any) -> Any:
@@ -138,7 +143,7 @@ def _finite(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case Mapping():
-            return {key: _finite(inner) for key, inner in value.items()}
+            return {str(key): _finite(inner) for key, inner in value.items()}
         case list() | tuple():
             return [_finite(inner) for inner in value]
         case _:

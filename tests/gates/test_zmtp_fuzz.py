@@ -230,7 +230,7 @@ def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: StartLearner) 
 def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: StartLearner) -> None:
     """A host's I/O thread is blocked while many versions arrive and the learner dies. The host must survive."""
     process, address = learner(steps_per_update=1, rollout_length=1)
-    host = spawn("host", {"agent": agent_options(address)})
+    host = spawn("host", {"agent": {**agent_options(address), "native": "never"}})  # `hold` holds a lock of Python
     host.hear()
     with join(address, client_id="lab", overflow="wait") as driver:
         host.ask("hold")

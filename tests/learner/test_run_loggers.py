@@ -219,7 +219,8 @@ def test_a_logger_that_cannot_be_used_is_an_error_before_the_start(
     name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for library in ("wandb", "mlflow"):
-        monkeypatch.setitem(sys.modules, library, None)
+        for module in [library, *(known for known in sys.modules if known.startswith(f"{library}."))]:
+            monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.delitem(sys.modules, f"rl4sys_zmq.loggers.{library}_runs", raising=False)
     with raising(ConfigError, words, key="loggers"), Learner(config(tmp_path, name)):
         pass
@@ -244,8 +245,16 @@ def test_a_learner_without_tensorboard_does_not_import_it(tmp_path: Path) -> Non
     assert (tmp_path / "run" / "log.jsonl").exists()
 
 
-def test_tensorboard_shows_the_names_of_clients() -> None:
-    names = ("CartPole-v1", "cartpole-v1", "luna", "a b", "A b", "..", "x" * 201)
-    folders = [_event_folder(name) for name in names]
-    assert folders[:6] == ["CartPole-v1", "cartpole-v1", "luna", "a%20b", "A%20b%~1", "%2E."]
-    assert folders[6].startswith("xxx") and "%-" in folders[6]
+def test_tensorboard_shows_the_names_of_clients(tmp_path: Path) -> None:
+    def folder(client_id: str) -> str:
+        path = _event_folder(tmp_path, client_id)
+        path.mkdir(exist_ok=True)
+        return path.name
+
+    first = [folder(name) for name in ("CartPole-v1", "cartpole-v1", "CARTPOLE-v1", "luna", "a b", "..", "x" * 201)]
+    assert first[:4] == ["CartPole-v1", "cartpole-v1%~0", "CARTPOLE-v1%~ff", "luna"]
+    assert first[4:6] == ["a%20b", "%2E."] and first[6].startswith("xxx") and "%-" in first[6]
+    assert [folder(name) for name in ("CartPole-v1", "cartpole-v1", "CARTPOLE-v1", "luna", "a b", "..", "x" * 201)] == first
+    assert len({name.lower() for name in first}) == len(first)
+    (tmp_path / "Mars%~1").mkdir()
+    assert folder("Mars") == "Mars%~1", "the folder of an earlier version is continued"

@@ -126,13 +126,18 @@ class TensorBoardFileFormat(FileSeriesFormat):
 
 
 def event_series(run_dir: Path, client_id: str, form: TensorBoardFileFormat, max_bytes: int) -> RotatingFileWriter:
-    return RotatingFileWriter(run_dir / TENSORBOARD / _event_folder(client_id), form, max_bytes)
+    return RotatingFileWriter(_event_folder(run_dir / TENSORBOARD, client_id), form, max_bytes)
 
 
-def _event_folder(client_id: str) -> str:
-    """Return the folder of a client. TensorBoard shows its name, so it is the client's own where that is a safe name."""
+def _event_folder(parent: Path, client_id: str) -> Path:
+    """Return the folder of a client. TensorBoard shows its name, so it is the client's own where that is a safe, free name."""
     safe = folder_name(client_id)
-    return client_id if safe.partition("%~")[0] == client_id else safe
+    present = set(os.listdir(parent)) if parent.is_dir() else set()
+    plain = safe.partition("%~")[0]
+    if plain != client_id or (safe != plain and safe in present):
+        return parent / safe
+    taken = any(name != plain and name.lower() == plain.lower() for name in present)
+    return parent / (plain if not taken else safe if safe != plain else f"{plain}%~0")
 
 
 LOG, LOG_FOLDER = "log.jsonl", "log"

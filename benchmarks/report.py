@@ -47,14 +47,17 @@ def number(value: float) -> str:
 def pairs_row(label: str, found: dict[str, Any], goal: str = "-", reached: bool | None = None) -> str:
     low, high = found["ratio_spread"]
     ratio = f"{found['ratio']:.2f} ({low:.2f}-{high:.2f})"
-    mark = {None: "-", True: "yes", False: "**no**"}[reached]
-    return f"| {label} | {number(found['ours'])} | {number(found['baseline'])} | {ratio} | {goal} | {mark} |\n"
+    return f"| {label} | {number(found['ours'])} | {number(found['baseline'])} | {ratio} | {goal} | {_mark(reached)} |\n"
+
+
+def _mark(reached: bool | None) -> str:
+    return {None: "-", True: "yes", False: "**no**"}[reached]
 
 
 def where() -> str:
     """Return the machine, the versions and the commands of the records that the page shows."""
     rows = "| record | command |\n|---|---|\n"
-    for name in ("diffs", "durable", "fanout", "infer", "ingress", "step", "train"):
+    for name in ("diffs", "durable", "fanout", "infer", "ingress", "one_call", "step", "train", "web"):
         rows += f"| `{name}.json` | `{load(name)['command'].replace(f'{ROOT}/', '')}` |\n"
     machine = load("step")
     parts = [machine["machine"]["cpu"], f"{machine['machine']['cores']} cores", f"{machine['machine']['memory_gib']} GiB"]
@@ -171,6 +174,29 @@ def peers_of(rows: list[dict[str, Any]]) -> list[str]:
     return [name for name in ("sb3", "rllib") if name in rows[0]]
 
 
+def web() -> str:
+    results = load("web")["results"]
+    out = "| question | with the page | without | ratio | goal | reached |\n|---|---|---|---|---|---|\n"
+    goals = {"ingress, M steps/s": (0.97, "at least 0.97"), "ack, median, ms": (1.05, "within 5 %"), "ack, p99, ms": (None, "-")}
+    for name, (limit, words) in goals.items():
+        ratio = results[name]["ratio"]
+        reached = None if limit is None else ratio >= limit if limit < 1 else ratio <= limit
+        out += pairs_row(name, results[name], words, reached)
+    greatest = results["page, resident, MB"]["greatest"]
+    return out + f"| page, resident, MB, greatest | {number(greatest)} | - | - | below 120 | {_mark(greatest < 120)} |\n"
+
+
+def one_call() -> str:
+    out = "| task | lines | ours, s | Stable-Baselines3, s | ratio | our return | its return |\n|---|---|---|---|---|---|---|\n"
+    for task in load("one_call")["tasks"]:
+        returns = [sorted(row[side]["return"] for row in task["rows"]) for side in ("ours", "theirs")]
+        shown = [f"{values[len(values) // 2]:.0f} ({values[0]:.0f} to {values[-1]:.0f})" for values in returns]
+        times, lines, (low, high) = task["seconds"], task["lines"], task["seconds"]["ratio_spread"]
+        out += f"| {task['task']}, {task['steps']:,} steps | {lines[0]} and {lines[1]} | {number(times['ours'])} | "
+        out += f"{number(times['baseline'])} | {times['ratio']:.2f} ({low:.2f}-{high:.2f}) | {shown[0]} | {shown[1]} |\n"
+    return out
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "where": where,
     "step": partial(step, "step"),
@@ -183,6 +209,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "fanout_pure": partial(fanout, "fanout_pure"),
     "infer": infer,
     "train": train,
+    "web": web,
+    "one_call": one_call,
 }
 
 

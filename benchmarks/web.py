@@ -179,6 +179,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of each of the two measurements of a run")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     given = parser.parse_args()
+    record: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), **machine_record(), "seconds": given.seconds}
     runs: dict[bool, list[Figures]] = {True: [], False: []}
 
     def side(page: bool) -> float:
@@ -187,7 +188,7 @@ def main() -> None:
         return 0.0
 
     measure_pairs(lambda: side(True), lambda: side(False), given.pairs)
-    results: dict[str, Any] = {}
+    results = record["results"] = {}
     print(f"\n{'':24} {'with':>10} {'without':>10}   ratio [lowest, highest]")
     for name in (INGRESS, ACK_P50, ACK_P99):
         ours, baseline = (tuple(run[name] for run in runs[page][1:]) for page in (True, False))
@@ -206,7 +207,7 @@ def main() -> None:
         print(f"{goal}: {'reached' if reached else 'NOT reached'}")
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({**machine_record(), "seconds": given.seconds, "results": results}, indent=2) + "\n")
+        given.json.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +43,8 @@ Callback = Callable[[Mapping[str, Any]], object]
 """A function that gets the status of the training. If it returns False, the training ends."""
 
 
-class Evaluation(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Evaluation:
     """The result of `TrainResult.evaluate`.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any
 from rl4sys_zmq.ops.report import client_rows, report_lines, worker_text
 
 PAGE_ROWS, MAX_HOSTS, MAX_POINTS, MAX_CHANGES = 25, 20, 64, 40
-ROUTINE = frozenset({"metrics", "system", "checkpoint", "actor_joined", "actor_silent", "client_started"})
+ROUTINE = frozenset({"metrics", "system", "checkpoint", "actor_joined", "actor_silent", "client_started", "dead_letter"})
 """The events that are not shown as changes."""
 CURVES = ("charts/episodic_return", "charts/mean_reward")
 SORTS = {"silent_s": False, "actor": False, "host": False, "library": False, "accepted_steps": True, "pending": True}

@@ -12,7 +12,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.learner.run.history import MAX_EVENTS, MAX_METRICS, MAX_SYSTEM, History, HistorySink
 from rl4sys_zmq.learner.run.log_files import newest_records, read_log
 from rl4sys_zmq.learner.run.recorder import RunDirectoryWriter
-from rl4sys_zmq.wire.thread_messages import TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 
 def metrics(step: int, client_id: str = "lab", **changes: Any) -> dict[str, Any]:
@@ -157,10 +157,12 @@ def test_the_history_begins_with_the_end_of_the_log(tmp_path: Path) -> None:
     assert list(newest_records(tmp_path / "none", 1 << 20)) == []
     sink = HistorySink(newest)
     sink.event("client_ready", client_id="lab", steps=2_000)
+    sink.dead_letter("lab", QuarantinedSegment("a", 1, 7, "reward of step 3 is nan", ()))
     content, following = sink.since(0, lambda client_id: True)
-    *before, started, ready = json.loads(content)
-    assert (following, len(before)) == (len(newest) + 2, len(newest))
-    assert (started["event"], ready["event"]) == ("learner_started", "client_ready")
+    *before, started, ready, dead = json.loads(content)
+    assert (following, len(before)) == (len(newest) + 3, len(newest))
+    assert (started["event"], ready["event"], dead["event"]) == ("learner_started", "client_ready", "dead_letter")
+    assert (dead["client_id"], dead["actor_id"], dead["seq"], dead["reason"]) == ("lab", "a", 7, "reward of step 3 is nan")
     assert before[-1]["scalars"]["charts/episodic_return"] == 2.0
 
 

@@ -19,7 +19,7 @@ from rl4sys_zmq.learner.run.log_files import LEARNER_STARTED, metrics_record
 from rl4sys_zmq.learner.run.recorder import NullEventSink
 from rl4sys_zmq.logs import get_logger
 from rl4sys_zmq.version import package_version
-from rl4sys_zmq.wire.thread_messages import TrainingMetrics
+from rl4sys_zmq.wire.thread_messages import QuarantinedSegment, TrainingMetrics
 
 METRICS, SYSTEM = "metrics", "system"
 MAX_METRICS, MAX_SYSTEM, MAX_EVENTS = 500, 2_000, 200
@@ -179,6 +179,9 @@ class HistorySink(NullEventSink):
 
     def event(self, name: str, /, **fields: Any) -> None:
         self._add({"t": round(time.time(), 3), "event": name, **fields})
+
+    def dead_letter(self, client_id: str, letter: QuarantinedSegment) -> None:
+        self.event("dead_letter", client_id=client_id, actor_id=letter.actor_id, seq=letter.seq, reason=letter.reason)
 
     def _add(self, record: Mapping[str, Any]) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from rl4sys_zmq.algorithms import ALGORITHMS
 from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.signals import SignalHandlers, StopSignalReceived, check_signals
-from rl4sys_zmq.cli.web import page_of, require_page
+from rl4sys_zmq.cli.web import host_and_port, page_of, require_page
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.config.options import with_source
 from rl4sys_zmq.delivery.journal_marks import marks_path
@@ -123,6 +123,7 @@ def serve(
     config = LearnerConfig.load(path, **overrides) if path is not None else LearnerConfig.from_mapping(overrides)
     config = _with_init(config, init, client)
     if web is not None:
+        host_and_port(web)  # before the learner starts
         _check_page(config, web_keys)
     import_plugins(config.plugins, path)
     with with_source(str(path or "")):

@@ -134,6 +134,7 @@ def test_the_page_of_serve_ends_with_it_and_may_end_before_it(started: Any, tmp_
         (("web",), "Missing argument 'ADDRESS...'"),
         (("web", "here"), "expected an address"),
         (("web", "lab:1", "--bind", "8080"), "expected host:port such as 127.0.0.1:8080"),
+        (("serve", "--web", "8080"), "expected host:port such as 127.0.0.1:8080"),
         (("web", "lab:1", "--bind", "ipc://page"), "a page has an address such as 127.0.0.1:8080"),
         (("web", "lab:1", "--token-file", "nowhere"), "it holds one line, the token"),
         (("web", "lab:1", "--keys", "nowhere"), "nowhere"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -94,9 +93,9 @@ def group_curves(curves: Sequence[LearningCurve], by: str) -> list[CurveGroup]:
         groups.setdefault((curve.client_id, curve.settings), []).append(curve)
     found = []
     for members in groups.values():
-        stem = os.path.commonprefix([curve.run for curve in members])  # noqa: RUF071  # of names, not of paths
-        stem = stem.rstrip("-_.") or members[0].client_id
-        label = members[0].label if len(members) == 1 else f"{stem}, {len(members)} runs: mean, lowest to highest"
+        first, count = members[0], len(members)
+        runs = f"{first.client_id}, {count} runs ({first.run} to {members[-1].run}): mean, lowest to highest"
+        label = first.label if count == 1 else runs
         found.append(CurveGroup(label, tuple(members)))
     return found
 

@@ -162,7 +162,8 @@ def test_runs_that_differ_in_the_seed_only_are_one_group(tmp_path: Path) -> None
     curves = [curve for run in (*runs, other) for curve in read_curves(run)]
     assert [curve.seed for curve in curves] == [1, 2, 3]
     together, alone = group_curves(curves, "client")
-    assert together.label == "run, 2 runs: mean, lowest to highest" and [c.run for c in together.curves] == ["run-1", "run-2"]
+    assert together.label == "luna, 2 runs (run-1 to run-2): mean, lowest to highest"
+    assert [curve.run for curve in together.curves] == ["run-1", "run-2"]
     assert alone.label == "run-3"
     assert [group.label for group in group_curves(curves, "seed")] == [f"luna, seed {seed}" for seed in (1, 2, 3)]
 
@@ -200,7 +201,7 @@ def test_groups_are_drawn_over_each_axis(tmp_path: Path, axis: str) -> None:
     curves = [curve for seed, n in ((1, 30), (2, 50)) for curve in read_curves(seeded(tmp_path, seed, [float(n)] * n))]
     draw_curves(group_curves(curves, "client"), tmp_path / "curves.svg", axes=[axis], window=7)
     drawn = (tmp_path / "curves.svg").read_text()
-    for words in ("run, 2 runs: mean, lowest to highest", "where some of these runs have ended", "mean of 7"):
+    for words in ("luna, 2 runs (run-1 to run-2): mean, lowest to highest", "where some of these runs have ended", "mean of 7"):
         assert words in drawn
 
 

@@ -97,6 +97,6 @@ class UsageSampler:
     def _disk_free_bytes(self) -> int:
         try:
             found = os.statvfs(self._folder)
-        except FileNotFoundError:  # it was removed, or is not created yet
+        except OSError:  # it was removed, is not created yet, or its server does not answer
             return 0
         return found.f_bavail * found.f_frsize

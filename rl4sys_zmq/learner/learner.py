@@ -159,13 +159,15 @@ class Learner(Resource):
 
     def _sinks(self) -> tuple[EventSinks, HistorySink]:
         """Create everything that records the run, without any thread. Return all of it as one sink, and the history in it."""
-        run_dir, run = self.config.run_dir, describe_run(self.config)
+        run_dir, loggers = self.config.run_dir, logger_classes(self.config)
         moved = move_misplaced(run_dir) if run_dir is not None else []
-        if run_dir is not None:
-            self._recorder = Recorder(run_dir, {**self.config.to_json(), COMMENT: {"id": run.run_id, "commit": run.commit}})
+        if run_dir is not None or loggers:
+            run = describe_run(self.config)
+            self._loggers = [LoggerThread(name, logger, run) for name, logger in loggers.items()]
+            if run_dir is not None:
+                self._recorder = Recorder(run_dir, {**self.config.to_json(), COMMENT: {"id": run.run_id, "commit": run.commit}})
         if self.config.alarms is not None:
             self._alarms = AlarmSender(self.config.alarms, run_dir)
-        self._loggers = [LoggerThread(name, logger, run) for name, logger in logger_classes(self.config).items()]
         history = HistorySink(newest_records(run_dir, HISTORY_BYTES) if run_dir is not None else ())
         parts = (self._recorder or NullEventSink(), history, self._alarms, *self._loggers)
         sink = EventSinks([part for part in parts if part is not None])

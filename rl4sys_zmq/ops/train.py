@@ -72,7 +72,7 @@ class TrainResult:
     status: Mapping[str, Any] = field(repr=False)
     run_dir: Path | None
     _stored: StoredPolicy = field(repr=False)
-    _source: EnvironmentSource
+    _source: EnvironmentSource = field(repr=False)
 
     @property
     def policy(self) -> Policy:

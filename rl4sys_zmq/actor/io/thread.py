@@ -198,8 +198,7 @@ class ActorIOThread(Worker):
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
         super().__init__(f"rl4sys-actor-{hello.actor_id[-8:]}")
-        self._usage = UsageSampler(config.spool) if config.report_system else None
-        self._report_at = 0.0
+        self._usage, self._report_at = UsageSampler(config.spool) if config.report_system else None, 0.0
         self.host = ActorSharedState()
         self.counters = Counters()
         self._config = config

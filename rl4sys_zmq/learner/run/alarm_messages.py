@@ -92,11 +92,11 @@ class AlarmSender(NullEventSink, RecordThread):
     """The thread that sends messages, and an event sink.
 
     Its counters are ``sent`` and ``failed`` (messages, for each receiver), ``left_out`` (by the rate limit of each kind and
-    client) and ``records_dropped`` (because the queue was full, or the learner ended).
+    client), and those of `RecordThread`, with the messages that the end of the learner drops.
     """
 
     def __init__(self, config: AlarmsConfig, run_dir: Path | None) -> None:
-        RecordThread.__init__(self, "rl4sys-alarms", "messages about alarms", (), Counters())
+        RecordThread.__init__(self, "rl4sys-alarms", "messages about alarms", (OSError,), Counters())
         self._config, self._run_dir = config, run_dir
         self._sent: dict[tuple[str, str], list[float]] = {}  # by kind and client: the Unix time, and how many were left out since
         self._close_at = float("inf")

@@ -159,15 +159,18 @@ class HistorySink(NullEventSink):
     def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Begin the history with the records of an earlier learner, oldest first. Skip and log those that cannot be read."""
         self._history, self._lock = History(), Lock()
-        wrong = 0
+        wrong, now_unix_s = 0, round(time.time(), 3)
+        last_unix_s = now_unix_s
         for record in records:
             try:
+                last_unix_s = float(record["t"])
                 self._history.add(record)
             except (LookupError, TypeError, ValueError):
                 wrong += 1
         if wrong:
             log.warning("%d records in the log cannot be read; the history that is shown lacks them", wrong)
-        self._add({"t": round(time.time(), 3), "event": LEARNER_STARTED, "version": package_version()})  # the recorder logs it
+        down_s = round(max(0.0, now_unix_s - last_unix_s), 3)  # the recorder logs the same
+        self._add({"t": now_unix_s, "event": LEARNER_STARTED, "version": package_version(), "down_s": down_s})
 
     def since(self, number: int, may_see: Callable[[str], bool]) -> tuple[bytes, int]:
         """Return records as `History.since` does."""

@@ -65,7 +65,8 @@ function told(record) {
   const rest = Object.entries(record).filter(([key, value]) => !["t", "event", "client_id", "parameters"].includes(key) && value !== "" && value != null);
   const text = rest.map(([key, value]) => key === "changes" && typeof value === "object"
     ? Object.entries(value).map(([k, v]) => Array.isArray(v) ? `${k} ${v.map(x => JSON.stringify(x)).join(" → ")}` : k).join(", ")
-    : `${key.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+    : `${key.replace(/_s$/, "").replaceAll("_", " ")} ${key.endsWith("_s") && typeof value === "number" ? span(value)
+      : typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
   const words = String(record.event).replaceAll("_", " ");
   return visible(text ? `${words}: ${text}` : words).slice(0, 400);
 }
@@ -143,7 +144,7 @@ const fix = (address, id) => `rl4sys-learner client ${shell(address)} ${shell(id
 const problemsOf = (address, id, client) => client.problems.map((text, i) => [el("a", {href: page(address, id)}, name(id)),
   text.split("; to restart it: ")[0], i === 0 && client.state === "failed" ? fix(address, id) : null]);
 const isStale = l => !l.answered_unix_s || l.error || Date.now() / 1000 - l.answered_unix_s > STALE_S;
-const silence = l => l.error ? `${l.error}${l.answered_unix_s ? ` The figures are from ${ago(l.answered_unix_s)}.` : ""}` : "";
+const silence = l => l.error ? `${l.error}${l.answered_unix_s ? `. The figures are from ${ago(l.answered_unix_s)}.` : ""}` : "";
 
 // ---- the overview
 const pages = {clients: 0, actors: 0};
@@ -260,8 +261,8 @@ function clientPage(learner, overviewOf, client, actors) {
       card("Is it fed?", `${c.cells["steps/s"]} steps/s`, `${waits(c)}; lag ${c.cells.lag}; queue ${c.cells.queue}`, ""),
       card("Is anything wrong?", isStale(learner) ? "learner is silent" : c.state === "failed" ? "failed" : problems.length ? many(problems.length,
         "problem") : "nothing", `unfit/stale ${c.cells["unfit/stale"]}`, problems.length ? "bad" : "good"),
-      card("Who is connected?", many(c.actors_live, "actor"), [`on ${many(c.hosts, "host")}; of ${num(c.actors_total)} on record; `,
-        visible(Object.entries(c.libraries).map(([library, n]) => `${num(n)} × ${library}`).join(", "))], ""),
+      card("Who is connected?", many(c.actors_live, "actor"), [`on ${many(c.hosts, "host")}; of ${num(c.actors_total)} on record`,
+        visible(Object.entries(c.libraries).map(([library, n], i) => `${i ? "," : ";"} ${num(n)} × ${library}`).join(""))], ""),
       card("What changed?", newest ? ago(newest.t) : "nothing", newest ? told(newest).slice(0, 90) : "", "")),
     problemList(problems)]);
   const parameters = Object.entries(client.parameters ?? {}), dead = memory.events.filter(r => DEAD.has(r.event) && r.client_id === here.client),
